@@ -1,0 +1,23 @@
+"""freerun trains reinforcement-learning agents without ever making fast workers wait for slow ones."""
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["Result", "load_policy", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, because worker processes import this package and must stay light.
+    if name == "train":
+        from freerun.experiment import train_from_python
+
+        return train_from_python
+    if name == "Result":
+        from freerun.experiment import Result
+
+        return Result
+    if name == "load_policy":
+        from freerun.evaluation import load_policy
+
+        return load_policy
+    raise AttributeError(f"module 'freerun' has no attribute {name!r}")

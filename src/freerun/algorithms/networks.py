@@ -1,0 +1,80 @@
+"""Torch networks and the log-probabilities of their actions; `actor.py` computes the same in numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from freerun.algorithms.actor import LOG_SQRT_2PI, NORMALIZED_OBS_LIMIT, Activation, ActorSpec, MLPActor
+
+
+def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.Sequential:
+    """Linear layers with orthogonal weights, as PPO implementations start them."""
+    layers: list[nn.Module] = []
+    for layer, (num_in, num_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        linear = nn.Linear(num_in, num_out)
+        last = layer == len(sizes) - 2
+        nn.init.orthogonal_(linear.weight, output_gain if last else math.sqrt(2))
+        nn.init.zeros_(linear.bias)
+        layers.append(linear)
+        if not last:
+            layers.append(nn.Tanh() if activation == "tanh" else nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+class ActorCritic(nn.Module):
+    """A policy and a value function without shared layers, behind one observation normaliser."""
+
+    obs_mean: Tensor
+    obs_scale: Tensor
+
+    def __init__(self, spec: ActorSpec):
+        super().__init__()
+        self.spec = spec
+        self.actor = mlp((spec.obs_size, *spec.hidden_sizes, spec.output_size), spec.activation, output_gain=0.01)
+        self.critic = mlp((spec.obs_size, *spec.hidden_sizes, 1), spec.activation, output_gain=1.0)
+        if spec.gaussian_size:
+            self.log_std = nn.Parameter(torch.zeros(spec.gaussian_size))
+        self.register_buffer("obs_mean", torch.zeros(spec.obs_size))
+        self.register_buffer("obs_scale", torch.ones(spec.obs_size))
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        return ((obs - self.obs_mean) * self.obs_scale).clamp(-NORMALIZED_OBS_LIMIT, NORMALIZED_OBS_LIMIT)
+
+    def value(self, normalized_obs: Tensor) -> Tensor:
+        return self.critic(normalized_obs).squeeze(-1)  # type: ignore[no-any-return]
+
+    def log_prob_and_entropy(self, normalized_obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.actor(normalized_obs)
+        if self.spec.gaussian_size:
+            return gaussian(output, self.log_std, action)
+        return categorical(output, self.spec.categories, action.reshape(len(action), -1))
+
+    def export(self, actor: MLPActor) -> None:
+        """Copy the policy's weights and the normaliser into the numpy actor."""
+        arrays = {"obs_mean": self.obs_mean, "obs_scale": self.obs_scale, **self.actor.state_dict()}
+        if self.spec.gaussian_size:
+            arrays["log_std"] = self.log_std
+        for name, array in actor.arrays.items():
+            array[:] = arrays[name].detach().cpu().numpy()
+
+
+def categorical(logits: Tensor, categories: Sequence[int], action: Tensor) -> tuple[Tensor, Tensor]:
+    """Joint log-probability and entropy of independent categories; action [N, number of categories]."""
+    log_prob = entropy = logits.new_zeros(len(logits))
+    for column, part in enumerate(logits.split(list(categories), dim=1)):
+        log_probs = part.log_softmax(dim=1)
+        log_prob = log_prob + log_probs.gather(1, action[:, column : column + 1]).squeeze(1)
+        entropy = entropy - (log_probs.exp() * log_probs).sum(dim=1)
+    return log_prob, entropy
+
+
+def gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of a diagonal Gaussian."""
+    deviation = (action - mean) * (-log_std).exp()
+    log_prob = -0.5 * deviation.square().sum(dim=1) - (log_std.sum() + LOG_SQRT_2PI * len(log_std))
+    entropy = (log_std + 0.5 + LOG_SQRT_2PI).sum().expand(len(mean))
+    return log_prob, entropy

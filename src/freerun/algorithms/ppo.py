@@ -1,0 +1,234 @@
+"""Proximal policy optimisation, also on data that is a few updates old (the decoupled objective)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freerun.algorithms.actor import Activation, MLPActor
+from freerun.algorithms.batch import Batch, join
+from freerun.algorithms.networks import ActorCritic
+from freerun.algorithms.normalization import RunningMoments
+from freerun.algorithms.returns import clipped_objective, gae, importance_weight, proximal_log_prob
+from freerun.core import Array, Demand, EnvSpec, Metrics, Segment, UserError
+
+DEFAULT_STEPS_PER_UPDATE = 2048
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """PPO: what it learns from and how."""
+
+    episodes_per_update: int | None = None
+    """Whole episodes that each update learns from."""
+    steps_per_update: int | None = None
+    """Steps that each update learns from, rounded up to whole episodes (2048 if neither is given)."""
+    learning_rate: float = 3e-4
+    """Adam's step size."""
+    anneal_learning_rate: bool = False
+    """Lower the learning rate linearly to zero over the run."""
+    num_epochs: int = 10
+    """Passes over the data of an update."""
+    minibatch_size: int = 64
+    """Steps per gradient step."""
+    gamma: float = 0.99
+    """Discount per step."""
+    gae_lambda: float = 0.95
+    """Bias against variance of the advantages: 0 trusts the value function, 1 the returns."""
+    clip_range: float = 0.2
+    """How far the probability of an action may move in one update."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm."""
+    target_kl: float | None = None
+    """End an update early once the policy has moved this far (× 1.5) from the one it started with."""
+    normalize_advantage: bool = True
+    """Scale advantages to mean 0 and deviation 1 in each minibatch."""
+    normalize_obs: bool = False
+    """Scale observations by their running mean and deviation; the statistics travel with the weights."""
+    normalize_reward: bool = False
+    """Divide rewards by the running deviation of the discounted return."""
+    max_importance_weight: float = 2.0
+    """Limit of the correction for steps taken with older weights; it is exactly 1 without lag."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Hidden layers of the policy and of the value function."""
+    activation: Activation = "tanh"
+    """Nonlinearity between layers."""
+
+    def __post_init__(self) -> None:
+        if self.episodes_per_update is not None and self.steps_per_update is not None:
+            raise UserError("give --episodes-per-update or --steps-per-update, not both")
+        for name in ("episodes_per_update", "steps_per_update", "num_epochs", "minibatch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"--{name.replace('_', '-')} must lie between 0 and 1, not {getattr(self, name)}")
+        if self.learning_rate <= 0 or self.clip_range <= 0:
+            raise UserError("--learning-rate and --clip-range must be above 0")
+
+
+class PPO:
+    """Learns from whole segments; values and advantages are computed here, with the newest weights."""
+
+    def __init__(self, env: EnvSpec, config: PPOConfig, seed: int, device: str, deterministic: bool):
+        self.config = config
+        self.policy = MLPActor.for_env(env, config.hidden_sizes, config.activation, batch_invariant=deterministic)
+        self._device = torch.device(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._net = ActorCritic(self.policy.spec).to(self._device)
+        self._net.export(self.policy)
+        self._shuffle = torch.Generator().manual_seed(seed)
+        self._optimizer = torch.optim.Adam(self._net.parameters(), config.learning_rate, eps=1e-5, fused=True)
+        self._obs_moments = RunningMoments((self.policy.spec.obs_size,))
+        self._return_moments = RunningMoments()
+        self._segments: list[Segment] = []
+
+    def demand(self) -> Demand:
+        if self.config.episodes_per_update is not None:
+            return Demand(episodes=max(0, self.config.episodes_per_update - len(self._segments)))
+        steps = self.config.steps_per_update or DEFAULT_STEPS_PER_UPDATE
+        return Demand(steps=max(0, steps - sum(segment.num_steps for segment in self._segments)))
+
+    def observe(self, segments: Sequence[Segment]) -> None:
+        self._segments.extend(segments)
+
+    def update(self, version: int, progress: float) -> Metrics:
+        batch = join(self._segments)
+        self._segments = []
+        if self.config.anneal_learning_rate:
+            self._set_learning_rate(self.config.learning_rate * (1 - progress))
+        lag = version - batch.version
+        metrics = self._learn(batch, self._tensor(lag))
+        if self.config.normalize_obs:
+            # Only now: acting and learning of one version must see the same statistics, or the ratio is not 1.
+            self._update_obs_moments(batch.obs)
+        self._net.export(self.policy)
+        return {**metrics, "lag_mean": float(lag.mean()), "lag_max": float(lag.max())}
+
+    def _learn(self, batch: Batch, lag: Tensor) -> Metrics:
+        config, net = self.config, self._net
+        obs = self._normalized(batch.obs)
+        action, behaviour = self._tensor(batch.action), self._tensor(batch.log_prob)
+        with torch.no_grad():
+            value = net.value(obs)
+            advantage = self._advantage(batch, value)
+            target = advantage + value
+            proximal = behaviour
+            if lag.any():
+                proximal = proximal_log_prob(behaviour, net.log_prob_and_entropy(obs, action)[0], lag)
+            weight = importance_weight(proximal, behaviour, config.max_importance_weight)
+        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self._device))
+        num_minibatches = num_gradient_steps = 0
+        for rows in self._minibatches(len(batch)):
+            log_prob, entropy = net.log_prob_and_entropy(obs[rows], action[rows])
+            log_ratio = log_prob - proximal[rows]
+            ratio = log_ratio.exp()
+            row_advantage = advantage[rows]
+            if config.normalize_advantage and len(rows) > 1:
+                row_advantage = (row_advantage - row_advantage.mean()) / (row_advantage.std() + 1e-8)
+            policy_loss = -(weight[rows] * clipped_objective(ratio, row_advantage, config.clip_range)).mean()
+            value_loss = (net.value(obs[rows]) - target[rows]).square().mean()
+            loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy.mean()
+            with torch.no_grad():
+                approx_kl = (ratio - 1 - log_ratio).mean()  # Schulman's low-variance estimate
+                sums["approx_kl"] += approx_kl
+                sums["clip_fraction"] += ((ratio - 1).abs() > config.clip_range).float().mean()
+                sums["policy_loss"] += policy_loss
+                sums["value_loss"] += value_loss
+                sums["entropy"] += entropy.mean()
+            num_minibatches += 1
+            if config.target_kl is not None and approx_kl > 1.5 * config.target_kl:
+                break
+            self._optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(net.parameters(), config.max_grad_norm)
+            self._optimizer.step()
+            num_gradient_steps += 1
+        metrics = {name: float(total) / num_minibatches for name, total in sums.items()}
+        metrics["num_gradient_steps"] = float(num_gradient_steps)
+        metrics["learning_rate"] = float(self._optimizer.param_groups[0]["lr"])
+        metrics["explained_variance"] = float(1 - (target - value).var() / (target.var() + 1e-8))
+        return metrics
+
+    def _advantage(self, batch: Batch, value: Tensor) -> Tensor:
+        """GAE over time, [T, B], then back to flat rows."""
+        rows, mask = self._tensor(batch.rows), self._tensor(batch.mask)
+        next_value = torch.zeros_like(value)
+        inner = mask[:-1] & mask[1:]
+        next_value[rows[:-1][inner]] = value[rows[1:][inner]]
+        next_value[self._tensor(batch.boundary)] = self._net.value(self._normalized(batch.boundary_next_obs))
+        advantage = gae(
+            self._tensor(self._scaled_reward(batch))[rows],
+            value[rows],
+            next_value[rows],
+            self._tensor(batch.terminated)[rows],
+            self._tensor(batch.ended)[rows] | ~mask,
+            self.config.gamma,
+            self.config.gae_lambda,
+        )
+        flat = torch.empty_like(value)
+        flat[rows[mask]] = advantage[mask]
+        return flat
+
+    def _scaled_reward(self, batch: Batch) -> Array:
+        if not self.config.normalize_reward:
+            return batch.reward
+        reward, ended = batch.reward[batch.rows], batch.ended[batch.rows]
+        discounted = np.zeros_like(reward)
+        running = np.zeros(reward.shape[1], reward.dtype)
+        for step in range(len(reward)):
+            running = running * self.config.gamma + reward[step]
+            discounted[step] = running
+            running = np.where(ended[step], 0.0, running)
+        self._return_moments.update(discounted[batch.mask])
+        return (batch.reward * self._return_moments.scale).astype(np.float32)
+
+    def _minibatches(self, num_rows: int) -> Iterator[Tensor]:
+        num_minibatches = max(1, round(num_rows / self.config.minibatch_size))
+        for _ in range(self.config.num_epochs):
+            order = torch.randperm(num_rows, generator=self._shuffle).to(self._device)
+            yield from order.chunk(num_minibatches)
+
+    def _normalized(self, obs: Array) -> Tensor:
+        return self._net.normalize(self._tensor(obs).reshape(len(obs), -1).float())
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _update_obs_moments(self, obs: Array) -> None:
+        self._obs_moments.update(obs.reshape(len(obs), -1))
+        self._net.obs_mean.copy_(torch.from_numpy(self._obs_moments.mean))
+        self._net.obs_scale.copy_(torch.from_numpy(self._obs_moments.scale))
+
+    def _set_learning_rate(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "net": self._net.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "obs_moments": self._obs_moments.state_dict(),
+            "return_moments": self._return_moments.state_dict(),
+            "shuffle": self._shuffle.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._net.load_state_dict(state["net"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._obs_moments.load_state_dict(state["obs_moments"])
+        self._return_moments.load_state_dict(state["return_moments"])
+        self._shuffle.set_state(state["shuffle"])
+        self._net.export(self.policy)

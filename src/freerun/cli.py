@@ -1,0 +1,188 @@
+"""The command line: `freerun train | eval | list | check-env`."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from freerun.config import TrainConfig
+from freerun.core import EnvFailure, UserError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 a failure of the environment, 2 bad input, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        _print_help()
+        return 0 if words else 2
+    if words[0] == "--version":
+        from freerun import __version__
+
+        print(__version__)
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise UserError(f"there is no command {words[0]!r}: use {', '.join(COMMANDS)}")
+        return COMMANDS[words[0]](words[1:])
+    except UserError as error:
+        print(f"freerun: {error}", file=sys.stderr)
+        return 2
+    except EnvFailure as failure:
+        print(f"freerun: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _print_help() -> None:
+    console = Console()
+    console.print("[bold]freerun[/bold] trains agents without making fast workers wait for slow ones.\n")
+    table = Table.grid(padding=(0, 3))
+    for name, command in COMMANDS.items():
+        table.add_row(f"  freerun {name}", (command.__doc__ or "").splitlines()[0])
+    console.print(table)
+    console.print("\nStart with: [cyan]freerun train CartPole-v1[/cyan]. Each command explains itself with --help.")
+
+
+# ---------------------------------------------------------------------------------------------- train
+
+
+@dataclass(frozen=True)
+class _First:
+    """What must be known before the other flags can be: they depend on the algorithm."""
+
+    algo: str | None = None
+    config: Path | None = None
+
+
+def train(words: list[str]) -> int:
+    """Train an agent on an environment."""
+    from freerun import experiment
+
+    # Pre-emptible machines and `timeout` send SIGTERM: it ends a run as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    first, rest = tyro.cli(_First, args=words, return_unknown_args=True, add_help=False)
+    options: dict[str, Any] = {}
+    if first.config is not None:
+        from freerun.persistence.run_folder import read_json
+
+        options = read_json(first.config)
+    if first.algo is not None:
+        options["algo"] = first.algo
+    config_class = experiment.lookup("algorithm", options.get("algo", "ppo"), experiment.ALGORITHMS).load_config()
+    default: Any = experiment.make_config({"env": "", **options})
+    if not default.env:
+        default = dataclasses.replace(default, env=tyro.MISSING)
+    config = tyro.cli(
+        Annotated[TrainConfig[config_class], tyro.conf.arg(name="")],  # type: ignore[valid-type]
+        args=rest,
+        prog="freerun train",
+        description="Train an agent. --config FILE starts from the config.json of another run; flags override it.",
+        default=default,
+        config=(tyro.conf.HelptextFromCommentsOff, tyro.conf.SuppressFixed),
+    )
+    result = experiment.run(config)
+    summary = result.summary
+    print(
+        f"{'Interrupted' if summary['interrupted'] else 'Done'}: {summary['env_steps']:,} steps, "
+        f"{summary['episodes']:,} episodes, {summary['updates']} updates in {summary['wall_seconds']:.1f} s "
+        f"({summary['steps_per_second']:,.0f} steps/s, {summary['episodes_per_second']:,.1f} episodes/s); "
+        f"mean return {'-' if summary['mean_return'] is None else format(summary['mean_return'], '.2f')}\n"
+        f"Run folder: {result.run_dir}  (freerun eval {result.run_dir})"
+    )
+    return INTERRUPTED if summary["interrupted"] else 0
+
+
+# ---------------------------------------------------------------------------------------------- eval
+
+
+@dataclass(frozen=True)
+class _Eval:
+    run_dir: tyro.conf.Positional[Path]
+    """Folder of a finished run."""
+    episodes: int = 10
+    """How many episodes."""
+    render: Path | None = None
+    """Film each episode as a GIF in this folder."""
+    seed: int | None = None
+    """Seed of the episodes (derived from the run's seed if not given)."""
+    sample: bool = False
+    """Sample actions as in training, instead of taking the most likely ones."""
+
+
+def evaluate(words: list[str]) -> int:
+    """Run a trained policy on fresh episodes."""
+    options = tyro.cli(_Eval, args=words, prog="freerun eval", description=evaluate.__doc__)
+    from freerun import evaluation
+
+    result = evaluation.evaluate(options.run_dir, options.episodes, options.seed, not options.sample, options.render)
+    print(result)
+    for path in result.pictures:
+        print(path)
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------- list, check-env
+
+
+@dataclass(frozen=True)
+class _List:
+    """Name what is there: environments, algorithms, modes."""
+
+
+def list_names(words: list[str]) -> int:
+    """Name what is there: environments, algorithms, modes."""
+    tyro.cli(_List, args=words, prog="freerun list")
+    from freerun import envs, experiment
+
+    console = Console()
+    for title, names in (
+        ("Environments", {**{name: about for name, (_, about) in envs.BUILT_IN.items()}, **envs.OTHERS}),
+        ("Algorithms (--algo)", {name: entry.about for name, entry in experiment.ALGORITHMS.items()}),
+        ("Modes (--mode)", {name: entry.about for name, entry in experiment.MODES.items()}),
+    ):
+        table = Table.grid(padding=(0, 2))
+        for name, about in names.items():
+            table.add_row(f"  {name}", about)
+        console.print(title, style="bold")
+        console.print(table)
+    return 0
+
+
+@dataclass(frozen=True)
+class _CheckEnv:
+    env: tyro.conf.Positional[str]
+    """A Gymnasium id or your own as module:callable."""
+    episodes: int = 3
+    """Episodes to try, with random actions."""
+    env_args: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
+    """Arguments for the environment, as names and values."""
+
+
+def check_env(words: list[str]) -> int:
+    """Look for what is wrong with an environment, and say how to mend it."""
+    options = tyro.cli(_CheckEnv, args=words, prog="freerun check-env", description=check_env.__doc__)
+    from freerun.envs.check import check, print_report
+
+    findings = check(options.env, options.env_args, options.episodes)
+    print_report(options.env, findings, Console())
+    return 0 if all(finding.good for finding in findings) else 1
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "eval": evaluate,
+    "list": list_names,
+    "check-env": check_env,
+}

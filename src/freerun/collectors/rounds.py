@@ -1,0 +1,119 @@
+"""Which episodes may start, which are under way, which are finished: room is permission (decision 4)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import replace
+
+from freerun.core import Counts, Demand, Segment
+
+FIRST_ROUND_EPISODES = 8
+"""What a demand in steps starts with, before any episode's length is known."""
+
+
+class Rounds:
+    """Deals out episode numbers in order and hands finished episodes back in order.
+
+    A round is the episodes of one `collect`. Episodes of up to `max_lag` later rounds may start early. A round is
+    always the next episodes by number, never the first to finish, so short episodes are not favoured; and whatever
+    was started is trained, so none is lost.
+    """
+
+    def __init__(self, max_lag: int):
+        self.book = Counts()
+        self.version = 0
+        self._max_lag = max_lag
+        self._first = 0  # the oldest episode that has not been taken
+        self._end = 0  # the round is [first, end), or more (see `_round_end`)
+        self._limit = 0  # episodes below this may start
+        self._next = 0  # the next episode that was never started
+        self._again: deque[int] = deque()  # started and lost: run again before anything new
+        self._started: dict[int, int] = {}  # not taken yet: version at the start
+        self._finished: dict[int, Segment] = {}
+        self._measured_version = -1  # lengths are those of the episodes taken at this version
+        self._measured_steps = 0
+        self._measured_episodes = 0
+
+    def open(self, demand: Demand) -> None:
+        """Grant the episodes that meet the demand, and as many again for every update of allowed lag."""
+        num_now = num_episodes = demand.episodes
+        if demand.steps:
+            num_now, num_episodes = self._episodes_for(demand.steps)
+        self._end = self._first + num_now
+        ahead = self._first + num_episodes * (1 + self._max_lag) if self._max_lag else 0
+        self._limit = max(self._limit, self._end, ahead)
+
+    def _episodes_for(self, steps: int) -> tuple[int, int]:
+        """How many episodes to wait for now, and how many all these steps will take.
+
+        Lengths measured under older weights may be off: wait for most of them first, then count again.
+        """
+        if self._measured_episodes == 0:
+            return FIRST_ROUND_EPISODES, FIRST_ROUND_EPISODES
+        estimate = steps * self._measured_episodes / self._measured_steps
+        fresh = self._measured_version == self.version
+        return (math.ceil(estimate) if fresh else max(1, int(0.75 * estimate))), math.ceil(estimate)
+
+    def next(self) -> int | None:
+        """An episode that may start now, if there is one."""
+        if self._again:
+            self.book.episodes_rerun += 1
+            return self._again.popleft()
+        if self._next >= self._limit:
+            return None
+        number = self._next
+        self._next += 1
+        self._started[number] = self.version
+        self.book.episodes_started += 1
+        return number
+
+    def finish(self, segment: Segment) -> None:
+        number = int(segment.episode[0, 0])
+        if number not in self._started or number in self._finished:
+            raise RuntimeError(f"episode {number} was delivered but is not under way")
+        self._finished[number] = segment
+        self.book.steps_delivered += segment.num_steps
+        self.book.busy_seconds += segment.seconds
+
+    def lost(self, number: int) -> None:
+        """The worker died: the same episode, with the same seeds, is run again."""
+        self._again.append(number)
+
+    def counts(self) -> Counts:
+        return replace(self.book, episodes_in_flight=len(self._started))
+
+    @property
+    def missing(self) -> list[int]:
+        """Episodes of this round that are not finished."""
+        return [number for number in range(self._first, self._round_end()) if number not in self._finished]
+
+    def take(self) -> list[Segment] | None:
+        """The round in the order of its episodes, once all of it is finished."""
+        end = self._round_end()
+        if any(number not in self._finished for number in range(self._first, end)):
+            return None
+        return self._take_until(end)
+
+    def take_arrived(self) -> list[Segment]:
+        """What is finished, in order, without waiting."""
+        end = self._first
+        while end in self._finished:
+            end += 1
+        return self._take_until(end)
+
+    def _round_end(self) -> int:
+        """Demand shrinks when episodes grow longer; an episode that would be too old next time is taken now."""
+        due = [number for number, version in self._started.items() if version <= self.version - self._max_lag]
+        return max(self._end, max(due, default=-1) + 1)
+
+    def _take_until(self, end: int) -> list[Segment]:
+        segments = [self._finished.pop(number) for number in range(self._first, end)]
+        for number in range(self._first, end):
+            del self._started[number]
+        self._first = end
+        if self._measured_version != self.version and segments:
+            self._measured_version, self._measured_steps, self._measured_episodes = self.version, 0, 0
+        self._measured_steps += sum(segment.num_steps for segment in segments)
+        self._measured_episodes += len(segments)
+        return segments

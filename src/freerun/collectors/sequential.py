@@ -1,0 +1,16 @@
+"""`sequential`: one environment in this process. The baseline, and the reference for correctness."""
+
+from __future__ import annotations
+
+from freerun.collectors.inline import Inline
+from freerun.core import CollectorSettings, EnvFactory, Policy, UserError
+
+
+class Sequential(Inline):
+    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
+        if settings.num_workers != 1:
+            raise UserError(
+                f"--mode sequential has one worker, not {settings.num_workers}: "
+                "leave --num-workers out, or choose --mode pipes"
+            )
+        super().__init__(factory.make(1), policy, settings)

@@ -1,0 +1,65 @@
+"""The settings of a run. Every field is a flag of `freerun train`, a key of config.json and an argument of `train()`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+import tyro
+
+from freerun.core import UserError
+
+AlgorithmConfig = TypeVar("AlgorithmConfig")
+EnvArg = bool | int | float | str
+DEFAULT_TOTAL_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class TrainConfig(Generic[AlgorithmConfig]):
+    env: tyro.conf.Positional[str]
+    """A Gymnasium id (CartPole-v1, freerun/Straggler-v0, …) or your own as module:callable."""
+    algorithm: tyro.conf.OmitArgPrefixes[AlgorithmConfig]
+    algo: str = "ppo"
+    """The learning algorithm; `freerun list` names them."""
+    mode: str = "pipes"
+    """The way of collecting; `freerun list` names them."""
+    num_workers: int | None = None
+    """Worker processes (one per core if not given; sequential has one worker, this process)."""
+    total_steps: int | None = None
+    """End the run after so many environment steps (100,000 if neither limit is given)."""
+    total_episodes: int | None = None
+    """End the run after so many episodes."""
+    max_lag: int = 0
+    """How many updates old the weights behind a step may be: 0 waits for each round of episodes to finish,
+    N lets pipes and executor collect the next N rounds while the learner updates."""
+    deterministic: bool = False
+    """The same seed gives the same weights, bit for bit, in every mode and with any number of workers (max-lag 0)."""
+    seed: int = 0
+    """Seeds networks, environments and actions."""
+    device: str = "cpu"
+    """Where the learner computes: cpu, cuda, cuda:1, … or auto."""
+    learner_threads: int = 1
+    """Torch threads of the learner; workers need the other cores."""
+    env_args: dict[str, EnvArg] = field(default_factory=dict)
+    """Arguments for the environment, as names and values: --env-args mean_seconds 0.005 kind busy."""
+    max_episode_steps: int | None = None
+    """Truncate episodes here (for environments without a time limit of their own)."""
+    run_dir: Path | None = None
+    """Folder for config, metrics, summary and policy (a new one under runs/ if not given)."""
+    quiet: Annotated[bool, tyro.conf.arg(aliases=["-q"])] = False
+    """No live display, no log lines."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_workers", "total_steps", "total_episodes", "max_episode_steps", "learner_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        if self.max_lag < 0:
+            raise UserError(f"--max-lag must be 0 or more, not {self.max_lag}")
+        if self.seed < 0:
+            raise UserError(f"--seed must be 0 or more, not {self.seed}")
+        if self.deterministic and self.max_lag > 0:
+            raise UserError(
+                "--deterministic needs --max-lag 0: with lag, which weights chose a step depends on the clock"
+            )

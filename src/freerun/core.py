@@ -1,0 +1,225 @@
+"""The vocabulary of freerun: what travels between environments, workers and the learner. Read this first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+FloatArray = NDArray[np.float32]
+Metrics = dict[str, float]
+ActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
+
+
+class UserError(ValueError):
+    """Bad input, told in one sentence that says what to do. The command line prints it and exits with 2."""
+
+
+class EnvFailure(Exception):
+    """An environment raised: the text holds its own traceback and the episode's seed."""
+
+
+# ---------------------------------------------------------------------------------------------- environments
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an algorithm must know of an environment."""
+
+    observation_space: spaces.Box
+    action_space: ActionSpace
+    reports_final_obs: bool = True
+    """False where an environment resets itself and hides the last observation of an episode."""
+
+
+class StepResult(NamedTuple):
+    """One step of B environments. The arrays belong to the environment and are overwritten by the next step."""
+
+    obs: Array
+    """What to act on next: where an environment resets itself, the first observation of the next episode."""
+    final_obs: Array
+    """The successor of the step: where an episode ended, its last observation."""
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
+class VectorEnv(Protocol):
+    """B environments stepped together. One whose episode has ended rests until it is reset."""
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self, seeds: Sequence[int | None]) -> Array:
+        """Start a new episode where a seed is given, leave the others alone; return all observations."""
+        ...
+
+    def step(self, action: Array) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+class EnvFactory(Protocol):
+    """Builds environments where they are needed; travels to the workers."""
+
+    spec: EnvSpec
+
+    def make(self, num_envs: int) -> VectorEnv:
+        """Environments stepped one after another in this process."""
+        ...
+
+    def make_parallel(self, num_envs: int) -> VectorEnv:
+        """Environments in a process each, stepped together."""
+        ...
+
+
+def episode_seed(run_seed: int, episode: int) -> int:
+    """The seed that the environment of an episode is reset with (decision 5: randomness belongs to the episode)."""
+    return int(np.random.SeedSequence((run_seed, episode)).generate_state(1)[0] >> 1)
+
+
+def episode_rng(run_seed: int, episode: int) -> np.random.Generator:
+    """The generator that samples an episode's actions."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((run_seed, episode, 1))))
+
+
+# ---------------------------------------------------------------------------------------------- data
+
+
+@dataclass
+class Segment:
+    """Consecutive steps of B environments, arrays shaped [T, B, ...]; an episode is a segment with B = 1."""
+
+    obs: Array
+    action: Array
+    log_prob: FloatArray
+    """Under the weights that chose the action (the behaviour policy)."""
+    reward: FloatArray
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    next_obs: Array
+    """The true successor; never the first observation of another episode."""
+    version: NDArray[np.int64]
+    episode: NDArray[np.int64]
+    seconds: float
+    """Wall time that the worker spent on it."""
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.reward.size)
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        return self.terminated | self.truncated
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What an algorithm needs before its next update; empty means "update now"."""
+
+    episodes: int = 0
+    steps: int = 0
+
+    def __bool__(self) -> bool:
+        return self.episodes > 0 or self.steps > 0
+
+
+class Decision(NamedTuple):
+    action: Array
+    log_prob: FloatArray
+
+
+class Policy(Protocol):
+    """The part of an algorithm that travels to the workers."""
+
+    weights: FloatArray
+    """All weights and normaliser statistics in one flat buffer: what `publish` sends."""
+    arrays: Mapping[str, FloatArray]
+    """The same by name: what policy.safetensors holds."""
+
+    def describe(self) -> dict[str, Any]:
+        """What it takes, besides the arrays, to build this policy again."""
+        ...
+
+    def load(self, weights: FloatArray) -> None: ...
+
+    def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
+        """The noise for that many actions, [num_steps, ...]: drawn in blocks because a call costs more than a number."""
+        ...
+
+    def act(self, obs: Array, noise: FloatArray | None) -> Decision:
+        """Actions for a batch of observations; without noise, the most likely ones."""
+        ...
+
+
+# ---------------------------------------------------------------------------------------------- the three roles
+
+
+@dataclass
+class Counts:
+    """A collector's own books, kept apart from the ledger's so that the two can be checked against each other."""
+
+    episodes_started: int = 0
+    episodes_in_flight: int = 0
+    """Started and not handed to the learner: running, or waiting for the rest of their round."""
+    episodes_rerun: int = 0
+    episodes_dropped: int = 0
+    steps_dropped: int = 0
+    steps_delivered: int = 0
+    worker_restarts: int = 0
+    busy_seconds: float = 0.0
+    """Time that workers spent on delivered episodes, summed over workers."""
+
+
+class Collector(Protocol):
+    """A mode: where workers live, what unit they hand over, who waits for whom."""
+
+    num_workers: int
+
+    def counts(self) -> Counts: ...
+
+    def publish(self, weights: FloatArray, version: int) -> None: ...
+
+    def collect(self, demand: Demand) -> list[Segment]:
+        """Wait until the demand is met, then return; an empty demand takes what has already arrived."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Algorithm(Protocol):
+    """Learns from segments. It declares what it needs and never calls an environment."""
+
+    policy: Policy
+
+    def demand(self) -> Demand: ...
+
+    def observe(self, segments: Sequence[Segment]) -> None: ...
+
+    def update(self, version: int, progress: float) -> Metrics:
+        """Learn from what was observed; `version` counts updates so far, `progress` goes from 0 to 1 over the run."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class MetricSink(Protocol):
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class CollectorSettings:
+    """What every mode is built with."""
+
+    num_workers: int
+    max_lag: int
+    seed: int

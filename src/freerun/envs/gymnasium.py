@@ -1,0 +1,289 @@
+"""Any Gymnasium environment, by id, as `module:callable`, or as a callable."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+import freerun.envs  # noqa: F401 - registers the built-in environments
+from freerun.core import Array, EnvFailure, EnvSpec, StepResult, UserError
+from freerun.transport import processes
+
+EnvName = str | Callable[..., "gymnasium.Env[Any, Any]"]
+GYMNASIUM_ID = re.compile(r"^(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+$")
+EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "pygame": "render"}
+
+
+@dataclass(frozen=True)
+class GymnasiumFactory:
+    """Builds lanes of one environment, here or in processes of their own."""
+
+    env: EnvName
+    env_args: Mapping[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        with contextlib.closing(self.make_lane()) as lane:
+            object.__setattr__(self, "spec", lane.lane_spec)
+
+    spec: EnvSpec = field(init=False)
+
+    def make_lane(self, **extra: Any) -> Lane:
+        env = make(self.env, {**self.env_args, **extra})
+        if self.max_episode_steps is not None:
+            env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
+        return Lane(env)
+
+    def make(self, num_envs: int) -> Lanes:
+        return Lanes([self.make_lane() for _ in range(num_envs)])
+
+    def make_parallel(self, num_envs: int) -> ParallelLanes:
+        return ParallelLanes(self, num_envs)
+
+
+def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Build one environment; say what to do when that fails for a reason the user can mend."""
+    if isinstance(env, str) and not GYMNASIUM_ID.match(env) and ":" in env:
+        env = _import(env)
+    if callable(env):
+        with _failures("building the environment"):
+            built = env(**env_args)
+        if not isinstance(built, gymnasium.Env):
+            raise UserError(f"{env!r} must return a gymnasium.Env, but returned {type(built).__name__}")
+        return built
+    try:
+        with _failures("building the environment"):
+            return gymnasium.make(env, disable_env_checker=True, **env_args)
+    except ModuleNotFoundError as error:
+        raise UserError(f"environment {env!r} names a module that cannot be imported: {error}") from None
+    except gymnasium.error.DependencyNotInstalled as error:
+        extra = next((extra for word, extra in EXTRAS.items() if word in str(error).lower()), None)
+        advice = f"pip install 'freerun[{extra}]'" if extra else str(error)
+        raise UserError(f"environment {env!r} needs a package that is not installed: {advice}") from None
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.NamespaceNotFound, gymnasium.error.Error) as error:
+        raise UserError(_unknown(env, error)) from None
+
+
+def _unknown(env: str, error: Exception) -> str:
+    if env in gymnasium.registry:
+        return f"environment {env!r} cannot be built: {error}"
+    close = difflib.get_close_matches(env, list(gymnasium.registry), n=3, cutoff=0.5)
+    advice = f"did you mean {' or '.join(close)}?" if close else "`freerun list` names some"
+    return f"there is no environment {env!r}: {advice} (your own: module:callable)"
+
+
+def _import(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        target = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        raise UserError(f"environment {name!r}: {error}; is its folder on PYTHONPATH?") from None
+    except AttributeError:
+        raise UserError(f"environment {name!r}: module {module_name!r} has no {attribute!r}") from None
+    if not callable(target):
+        raise UserError(f"environment {name!r} is not callable: name a class or a function that returns one")
+    return target  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _failures(doing: str) -> Iterator[None]:
+    """An exception of the environment's own code becomes an EnvFailure with its traceback."""
+    try:
+        yield
+    except (UserError, EnvFailure, gymnasium.error.Error, ModuleNotFoundError):
+        raise
+    except Exception:
+        raise EnvFailure(f"the environment raised in {doing}\n{traceback.format_exc()}") from None
+
+
+class Lane(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment as freerun sees it: array observations, clipped actions, errors that name their seed."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]):
+        super().__init__(env)
+        self.lane_spec = EnvSpec(_observation_space(env), _action_space(env))
+        self.observation_space = self.lane_spec.observation_space
+        self.action_space = self.lane_spec.action_space
+        self._flatten = not isinstance(env.observation_space, spaces.Box)
+        self._convert = _action_converter(env.action_space)
+        self._seed: int | None = None
+        self._num_steps = 0
+        self._resting = True
+        self._obs: Array = np.zeros(self.observation_space.shape, self.observation_space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        self._seed, self._num_steps, self._resting = seed, 0, False
+        try:
+            obs, _ = self.env.reset(seed=seed)
+        except Exception:
+            raise self._failure("reset") from None
+        return self._read(obs), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        if self._resting:
+            return self._obs, 0.0, False, False, {}
+        try:
+            obs, reward, terminated, truncated, _ = self.env.step(self._convert(action))
+        except Exception:
+            raise self._failure("step") from None
+        self._num_steps += 1
+        self._resting = bool(terminated or truncated)
+        return self._read(obs), float(reward), bool(terminated), bool(truncated), {}
+
+    def _read(self, obs: Any) -> Array:
+        if self._flatten:
+            obs = spaces.utils.flatten(self.env.observation_space, obs)
+        array = np.asarray(obs, self.observation_space.dtype)
+        if array.shape != self.observation_space.shape:
+            raise UserError(
+                f"the environment returned an observation of shape {array.shape} at step {self._num_steps}, but its "
+                f"observation_space says {self.observation_space.shape}: mend one of the two (`freerun check-env`)"
+            )
+        self._obs = array
+        return array
+
+    def _failure(self, doing: str) -> Exception:
+        return EnvFailure(
+            f"the environment raised in {doing}, after {self._num_steps} steps of the episode with seed {self._seed} "
+            f"(env.reset(seed={self._seed}))\n{traceback.format_exc()}"
+        )
+
+
+def _observation_space(env: gymnasium.Env[Any, Any]) -> spaces.Box:
+    space = env.observation_space
+    if not isinstance(space, spaces.Box):
+        try:
+            flat = spaces.utils.flatten_space(space)
+        except NotImplementedError:
+            flat = space
+        if not isinstance(flat, spaces.Box):
+            raise UserError(
+                f"observation space {space} is not supported: use a Box, or a Dict or Tuple of Boxes and Discretes"
+            )
+        space = flat
+    if space.dtype == np.float64 or space.dtype.kind in "iub" and space.dtype != np.uint8:
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        space = spaces.Box(low, high, dtype=np.float32)
+    return space
+
+
+def _action_space(env: gymnasium.Env[Any, Any]) -> spaces.Discrete | spaces.MultiDiscrete | spaces.Box:
+    """The policy's own view: categories count from 0, a Box is flat float32."""
+    space = env.action_space
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        low, high = space.low.astype(np.float32).ravel(), space.high.astype(np.float32).ravel()
+        return spaces.Box(low, high, dtype=np.float32)
+    raise UserError(f"action space {space} is not supported: use Discrete, MultiDiscrete (one row) or Box (floats)")
+
+
+def _action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any]:
+    """From the policy's action to the environment's: an int, integers with their start, clipped numbers."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda action: int(action) + start
+    if isinstance(space, spaces.MultiDiscrete):
+        starts = space.start
+        return lambda action: action + starts
+    assert isinstance(space, spaces.Box)
+    low, high, shape, dtype = space.low, space.high, space.shape, space.dtype
+    return lambda action: np.minimum(np.maximum(action.reshape(shape), low), high).astype(dtype)
+
+
+class Lanes:
+    """Environments stepped one after another in this process."""
+
+    def __init__(self, lanes: Sequence[Lane]):
+        self.spec = lanes[0].lane_spec
+        self.num_envs = len(lanes)
+        self._lanes = lanes
+        space = self.spec.observation_space
+        self._obs = np.zeros((self.num_envs, *space.shape), space.dtype)
+        self._reward = np.zeros(self.num_envs, np.float32)
+        self._terminated = np.zeros(self.num_envs, np.bool_)
+        self._truncated = np.zeros(self.num_envs, np.bool_)
+
+    def reset(self, seeds: Sequence[int | None]) -> Array:
+        for row, (lane, seed) in enumerate(zip(self._lanes, seeds, strict=True)):
+            if seed is not None:
+                self._obs[row], _ = lane.reset(seed=seed)
+        return self._obs
+
+    def step(self, action: Array) -> StepResult:
+        for row, lane in enumerate(self._lanes):
+            obs, self._reward[row], self._terminated[row], self._truncated[row], _ = lane.step(action[row])
+            self._obs[row] = obs
+        return StepResult(self._obs, self._obs, self._reward, self._terminated, self._truncated)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+
+class ParallelLanes:
+    """Environments in a process each, behind Gymnasium's AsyncVectorEnv with shared memory.
+
+    Autoreset is disabled and `reset_mask` used, so that every episode starts from its own seed and no row is garbage.
+    """
+
+    def __init__(self, factory: GymnasiumFactory, num_envs: int):
+        self.spec = factory.spec
+        self.num_envs = num_envs
+        processes.context()
+        with processes.without_main():
+            self._vector = AsyncVectorEnv(
+                [_LaneInProcess(factory)] * num_envs,
+                context="forkserver",
+                copy=False,
+                autoreset_mode=AutoresetMode.DISABLED,
+            )
+
+    def reset(self, seeds: Sequence[int | None]) -> Array:
+        mask = np.array([seed is not None for seed in seeds])
+        with _without_log():
+            obs, _ = self._vector.reset(seed=list(seeds), options={"reset_mask": mask})
+        return obs  # type: ignore[no-any-return]
+
+    def step(self, action: Array) -> StepResult:
+        with _without_log():
+            obs, reward, terminated, truncated, _ = self._vector.step(action)
+        return StepResult(obs, obs, reward, terminated, truncated)
+
+    def close(self) -> None:
+        self._vector.close(terminate=True)
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """An error in a process is raised here with its traceback; Gymnasium would print it a second time."""
+    level = gymnasium.logger.min_level
+    gymnasium.logger.min_level = gymnasium.logger.ERROR + 1
+    try:
+        yield
+    finally:
+        gymnasium.logger.min_level = level
+
+
+@dataclass(frozen=True)
+class _LaneInProcess:
+    factory: GymnasiumFactory
+
+    def __call__(self) -> Lane:
+        # AsyncVectorEnv also builds one in the learner's process, to look at its spaces.
+        if processes.is_worker():
+            processes.enter_worker()
+        return self.factory.make_lane()

@@ -1,0 +1,98 @@
+"""A trained policy on fresh episodes: its returns, and pictures of it at work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from freerun.algorithms.actor import MLPActor
+from freerun.collectors.rollout import Rollout
+from freerun.core import Array, Decision, FloatArray, UserError
+from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
+from freerun.experiment import make_config
+from freerun.persistence.run_folder import RunFolder
+
+EVALUATION_SEED = 1_000_003
+"""Added to the run's seed, so that evaluation meets other episodes than training did."""
+FRAME_MILLISECONDS = 40
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    returns: list[float]
+    lengths: list[int]
+    pictures: list[Path]
+
+    def __str__(self) -> str:
+        returns = np.array(self.returns)
+        return (
+            f"return {returns.mean():.2f} ± {returns.std():.2f} (min {returns.min():.2f}, "
+            f"median {np.median(returns):.2f}, max {returns.max():.2f}), "
+            f"length {np.mean(self.lengths):.1f}, over {len(returns)} episodes"
+        )
+
+
+class Greedy(MLPActor):
+    """Takes the most likely action."""
+
+    def act(self, obs: Array, noise: FloatArray | None) -> Decision:
+        return super().act(obs, None)
+
+
+def load_policy(run_dir: str | Path, greedy: bool = True) -> MLPActor:
+    """The policy of a finished run."""
+    arrays, description = RunFolder.open(Path(run_dir)).read_policy()
+    return (Greedy if greedy else MLPActor).restore(arrays, description)
+
+
+def evaluate(
+    run_dir: str | Path, num_episodes: int = 10, seed: int | None = None, greedy: bool = True, render: Path | None = None
+) -> Evaluation:
+    if num_episodes < 1:
+        raise UserError(f"--episodes must be at least 1, not {num_episodes}")
+    config = make_config(RunFolder.open(Path(run_dir)).read_config())
+    policy = load_policy(run_dir, greedy)
+    factory = GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
+    camera = _Camera(factory, render) if render is not None else None
+    lane = camera.lane if camera else factory.make_lane()
+    rollout = Rollout(Lanes([lane]), policy, EVALUATION_SEED + config.seed if seed is None else seed)
+    evaluation = Evaluation([], [], [])
+    try:
+        for segment in rollout.run(iter(range(num_episodes))):
+            evaluation.returns.append(float(segment.reward.sum()))
+            evaluation.lengths.append(segment.num_steps)
+            if camera is not None:
+                evaluation.pictures.append(camera.develop(len(evaluation.returns) - 1))
+    finally:
+        rollout.close()
+    return evaluation
+
+
+class _Camera:
+    """Films episodes as GIFs."""
+
+    def __init__(self, factory: GymnasiumFactory, folder: Path):
+        try:
+            import PIL  # noqa: F401
+        except ModuleNotFoundError:
+            raise UserError("--render needs Pillow: pip install 'freerun[render]'") from None
+        lane = factory.make_lane(render_mode="rgb_array")
+        if lane.env.render_mode != "rgb_array":
+            raise UserError("this environment draws no pictures (render_mode 'rgb_array'): leave --render out")
+        self._film = gymnasium.wrappers.RenderCollection(lane.env, pop_frames=True)
+        self.lane = Lane(self._film)
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def develop(self, episode: int) -> Path:
+        from PIL import Image
+
+        frames: Any = self._film.render()
+        pictures = [Image.fromarray(frame) for frame in frames]
+        path = self._folder / f"episode-{episode}.gif"
+        pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=FRAME_MILLISECONDS, loop=0)
+        return path

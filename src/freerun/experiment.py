@@ -1,0 +1,247 @@
+"""The composition root: the only module that knows every name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from rich.console import Console
+
+from freerun.config import DEFAULT_TOTAL_STEPS, EnvArg, TrainConfig
+from freerun.core import Algorithm, Collector, CollectorSettings, MetricSink, Policy, UserError
+from freerun.envs.gymnasium import EnvName, GymnasiumFactory
+from freerun.persistence.run_folder import RunFolder
+from freerun.telemetry.jsonl import JsonLines
+from freerun.telemetry.ledger import Ledger
+from freerun.telemetry.terminal import LiveDisplay, LogLines
+from freerun.training import Budget, train
+from freerun.transport import processes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name that users type: what it stands for, and one line about it."""
+
+    target: str
+    about: str
+    config: str | None = None
+
+    def load(self) -> Any:
+        return _load(self.target)
+
+    def load_config(self) -> Any:
+        assert self.config is not None
+        return _load(self.config)
+
+
+ALGORITHMS = {
+    "ppo": Entry(
+        "freerun.algorithms.ppo:PPO",
+        "proximal policy optimisation; tolerates lag by the decoupled objective",
+        config="freerun.algorithms.ppo:PPOConfig",
+    ),
+}
+MODES = {
+    "sequential": Entry(
+        "freerun.collectors.sequential:Sequential",
+        "one environment in this process: the baseline, and the reference for correctness",
+    ),
+    "sync": Entry(
+        "freerun.collectors.sync:Sync",
+        "a process per environment, all stepped together: waits for the slowest at every step",
+    ),
+    "pipes": Entry(
+        "freerun.collectors.pipes:Pipes",
+        "persistent workers, a pipe each: whole episodes, handed over as each finishes",
+    ),
+    "executor": Entry(
+        "freerun.collectors.executor:Executor",
+        "a ProcessPoolExecutor kept warm: whole episodes, handed over as each finishes",
+    ),
+}
+# What workers need; none of it may import torch (a test looks).
+WORKER_MODULES = ("freerun.collectors.worker", "freerun.envs.gymnasium", "freerun.algorithms.actor")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    run_dir: Path
+    summary: dict[str, Any]
+    policy: Policy
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def lookup(kind: str, name: str, registry: Mapping[str, Entry]) -> Entry:
+    if name not in registry:
+        raise UserError(f"there is no {kind} {name!r}: {_choices(name, registry)}")
+    return registry[name]
+
+
+def _choices(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
+
+
+# ---------------------------------------------------------------------------------------------- configuration
+
+
+def make_config(options: Mapping[str, Any]) -> TrainConfig[Any]:
+    """A config from flat names: those of config.json, of `freerun.train()` and of the flags."""
+    config_class = lookup("algorithm", str(options.get("algo", "ppo")), ALGORITHMS).load_config()
+    for_algorithm = {field.name for field in dataclasses.fields(config_class)}
+    for_run = {field.name for field in dataclasses.fields(TrainConfig)} - {"algorithm"}
+    for name in options:
+        if name not in for_algorithm | for_run:
+            raise UserError(f"unknown setting {name!r}: {_choices(name, sorted(for_algorithm | for_run))}")
+    if "env" not in options:
+        raise UserError("no environment: name a Gymnasium id such as CartPole-v1, or your own as module:callable")
+    algorithm_options = {name: value for name, value in options.items() if name in for_algorithm}
+    if "hidden_sizes" in algorithm_options:
+        algorithm_options["hidden_sizes"] = tuple(algorithm_options["hidden_sizes"])
+    run_options = {name: value for name, value in options.items() if name in for_run}
+    if run_options.get("run_dir") is not None:
+        run_options["run_dir"] = Path(run_options["run_dir"])
+    try:
+        return TrainConfig(**run_options, algorithm=config_class(**algorithm_options))
+    except TypeError as error:
+        raise UserError(f"a setting has a value of the wrong kind: {error}") from None
+
+
+def flatten_config(config: TrainConfig[Any]) -> dict[str, Any]:
+    """The reverse of `make_config`, ready for JSON."""
+    flat = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    flat.update(dataclasses.asdict(flat.pop("algorithm")))
+    if callable(flat["env"]):
+        flat["env"] = f"{flat['env'].__module__}:{flat['env'].__qualname__}"
+    flat["run_dir"] = None if flat["run_dir"] is None else str(flat["run_dir"])
+    return flat
+
+
+# ---------------------------------------------------------------------------------------------- running
+
+
+def run(config: TrainConfig[Any]) -> Result:
+    """Train as configured; after Ctrl-C, keep what was learned."""
+    config = _complete(config)
+    mode = lookup("mode", config.mode, MODES)
+    factory = GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
+    algorithm = _make_algorithm(config, factory)
+    flat_config = flatten_config(config)
+    settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed)
+    folder = RunFolder.create(config.run_dir, flat_config["env"], config.mode)
+    processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
+    budget = Budget(config.total_steps, config.total_episodes)
+    interrupted = False
+    with contextlib.ExitStack() as stack:
+        started = time.perf_counter()
+        collector: Collector = mode.load()(factory, algorithm.policy, settings)
+        stack.callback(collector.close)
+        startup_seconds = time.perf_counter() - started
+        folder.write_config({**flat_config, "run_dir": None})
+        ledger = Ledger(stack.enter_context(folder.ledger_path.open("w", buffering=1, encoding="utf-8")))
+        sinks: list[MetricSink] = [JsonLines(folder.metrics_path)]
+        if not config.quiet:
+            sinks.append(_display(config, flat_config["env"], budget, collector))
+        for sink in sinks:
+            stack.callback(sink.close)
+        started = time.perf_counter()
+        try:
+            train(algorithm, collector, budget, ledger, sinks)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            wall_seconds = time.perf_counter() - started
+            folder.write_policy(algorithm.policy.arrays, algorithm.policy.describe())
+        counts = collector.counts()
+    summary = {
+        "mode": config.mode,
+        "algo": config.algo,
+        "env": flat_config["env"],
+        "seed": config.seed,
+        "num_workers": config.num_workers,
+        "env_steps": ledger.steps,
+        "episodes": ledger.episodes,
+        "updates": ledger.version,
+        "startup_seconds": startup_seconds,
+        "wall_seconds": wall_seconds,
+        "steps_per_second": ledger.steps / wall_seconds,
+        "episodes_per_second": ledger.episodes / wall_seconds,
+        "mean_return": ledger.mean_return if ledger.episodes else None,
+        "lag_mean": ledger.lag_mean,
+        "lag_max": ledger.lag_max,
+        "dropped_steps": counts.steps_dropped,
+        "worker_restarts": counts.worker_restarts,
+        "interrupted": interrupted,
+        "ledger": ledger.summary(counts),
+    }
+    folder.write_summary(summary)
+    return Result(folder.path, summary, algorithm.policy)
+
+
+def _complete(config: TrainConfig[Any]) -> TrainConfig[Any]:
+    """Fill in what was left open, so that config.json says everything."""
+    changes: dict[str, Any] = {}
+    if config.total_steps is None and config.total_episodes is None:
+        changes["total_steps"] = DEFAULT_TOTAL_STEPS
+    if config.num_workers is None:
+        changes["num_workers"] = 1 if config.mode == "sequential" else os.cpu_count() or 1
+    return dataclasses.replace(config, **changes)
+
+
+def _make_algorithm(config: TrainConfig[Any], factory: GymnasiumFactory) -> Algorithm:
+    import torch  # here and not above: `freerun list` and the workers do without it
+
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from None
+    torch.set_num_threads(1 if config.deterministic else config.learner_threads)
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+    algorithm = lookup("algorithm", config.algo, ALGORITHMS).load()
+    made: Algorithm = algorithm(factory.spec, config.algorithm, config.seed, device, config.deterministic)
+    return made
+
+
+def _entry_point_module(env: EnvName) -> list[str]:
+    """A registered environment's own module: loaded once in the fork server, it costs workers neither time nor memory."""
+    spec = gymnasium.registry.get(env) if isinstance(env, str) else None
+    return [spec.entry_point.partition(":")[0]] if spec and isinstance(spec.entry_point, str) else []
+
+
+def _display(config: TrainConfig[Any], env: str, budget: Budget, collector: Collector) -> MetricSink:
+    console = Console(stderr=True)
+    title = f"freerun · {env} · {config.algo} · {config.mode} × {collector.num_workers} · seed {config.seed}"
+    if console.is_terminal:
+        return LiveDisplay(title, budget, collector.counts, console)
+    return LogLines(title, Console(file=sys.stderr, width=240))
+
+
+# ---------------------------------------------------------------------------------------------- the Python interface
+
+
+def train_from_python(env: str | Callable[..., gymnasium.Env[Any, Any]], **settings: Any) -> Result:
+    """Train an agent: `train("CartPole-v1", total_steps=50_000, mode="pipes")`. Settings are the flags' names."""
+    return run(make_config({"env": env, **settings}))
+
+
+__all__ = ["ALGORITHMS", "MODES", "EnvArg", "Result", "flatten_config", "make_config", "run", "train_from_python"]

@@ -1,0 +1,110 @@
+"""The ledger: every episode is accounted for, and the sums must balance at any time."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+import numpy as np
+
+from freerun.core import Counts, Segment
+
+RECENT_EPISODES = 100
+
+
+class Ledger:
+    """What was handed to the learner and what was trained, by version and by length."""
+
+    def __init__(self, file: TextIO | None = None):
+        self.version = 0
+        self.steps = 0
+        self.episodes = 0
+        self.episodes_trained = 0
+        self.lag_max = 0
+        self._lag_sum = 0
+        self._file = file
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
+        self._open: dict[int, tuple[float, int]] = {}  # return and length so far of episodes that have not ended
+        self._untrained: list[tuple[int, int, int]] = []  # episode, version of its last step, length
+        self._steps_by_version: Counter[int] = Counter()
+        self._episodes_by_length: Counter[int] = Counter()
+        self._trained_beyond: set[int] = set()
+        self._trained_until = 0  # every episode below this was trained
+
+    def account(self, segments: Sequence[Segment]) -> None:
+        """Note what the collector has handed over."""
+        for segment in segments:
+            self.steps += segment.num_steps
+            lag = self.version - segment.version
+            self._lag_sum += int(lag.sum())
+            self.lag_max = max(self.lag_max, int(lag.max()))
+            versions, counts = np.unique(segment.version, return_counts=True)
+            self._steps_by_version.update(dict(zip(versions.tolist(), counts.tolist(), strict=True)))
+            for column in range(segment.reward.shape[1]):
+                self._account_column(segment, column)
+
+    def _account_column(self, segment: Segment, column: int) -> None:
+        start = 0
+        ends = (np.flatnonzero(segment.ended[:, column]) + 1).tolist()
+        for end in [*ends, *([] if ends and ends[-1] == len(segment.reward) else [len(segment.reward)])]:
+            number = int(segment.episode[start, column])
+            total, length = self._open.pop(number, (0.0, 0))
+            total += float(segment.reward[start:end, column].sum(dtype=np.float64))
+            length += end - start
+            if segment.ended[end - 1, column]:
+                self.episodes += 1
+                self._recent.append((total, length))
+                self._untrained.append((number, int(segment.version[end - 1, column]), length))
+            else:
+                self._open[number] = (total, length)
+            start = end
+
+    def trained(self) -> None:
+        """An update has learned from everything handed over: the next version begins."""
+        for number, _, length in self._untrained:
+            if number < self._trained_until or number in self._trained_beyond:
+                raise RuntimeError(f"episode {number} was trained twice")
+            self._trained_beyond.add(number)
+            self._episodes_by_length[length] += 1
+        while self._trained_until in self._trained_beyond:
+            self._trained_beyond.remove(self._trained_until)
+            self._trained_until += 1
+        self.episodes_trained += len(self._untrained)
+        if self._file is not None:
+            self._file.write(json.dumps({"update": self.version, "episodes": self._untrained}) + "\n")
+        self._untrained = []
+        self.version += 1
+
+    def check_balance(self, counts: Counts) -> None:
+        """started = trained + handed over + dropped + in flight, from two sets of books."""
+        accounted = self.episodes_trained + len(self._untrained) + len(self._open)
+        accounted += counts.episodes_dropped + counts.episodes_in_flight
+        if counts.episodes_started != accounted:
+            raise RuntimeError(f"the ledger does not balance: {counts.episodes_started} started, {self.summary(counts)}")
+
+    @property
+    def mean_return(self) -> float:
+        """Over the last 100 episodes; NaN before the first."""
+        return float(np.mean([total for total, _ in self._recent])) if self._recent else float("nan")
+
+    @property
+    def mean_length(self) -> float:
+        return float(np.mean([length for _, length in self._recent])) if self._recent else float("nan")
+
+    @property
+    def lag_mean(self) -> float:
+        return self._lag_sum / max(1, self.steps)
+
+    def summary(self, counts: Counts) -> dict[str, Any]:
+        return {
+            "started": counts.episodes_started,
+            "trained": self.episodes_trained,
+            "handed_over_untrained": len(self._untrained) + len(self._open),
+            "dropped": counts.episodes_dropped,
+            "rerun": counts.episodes_rerun,
+            "in_flight": counts.episodes_in_flight,
+            "steps_by_version": {str(version): steps for version, steps in sorted(self._steps_by_version.items())},
+            "episodes_by_length": {str(length): num for length, num in sorted(self._episodes_by_length.items())},
+        }

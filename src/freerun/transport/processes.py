@@ -1,0 +1,100 @@
+"""Worker processes: light, torch-free, and gone when the learner is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+# A worker computes one small matrix product at a time: more threads cost start-up time and change the last bits.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+_preload: list[str] = []
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Have the fork server import these once, so that each worker starts in milliseconds and shares their memory."""
+    _preload.extend(name for name in modules if name not in _preload)
+
+
+def context() -> ForkServerContext:
+    """Processes forked from a server that never loads torch: safe with threads and CUDA in the learner."""
+    ctx = multiprocessing.get_context("forkserver")
+    ctx.set_forkserver_preload(list(_preload))
+    with _environment(ONE_THREAD):
+        forkserver.ensure_running()
+    return ctx
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Start processes that do not import the user's script again: it may import torch, or lack a main guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def start(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """Run `target` in a process of its own, which ends with this one at the latest."""
+    process = context().Process(target=target, args=arguments, daemon=True)
+    with without_main():
+        process.start()
+    return process
+
+
+def enter_worker() -> None:
+    """First call in every worker: Ctrl-C is the learner's business, and nobody survives the learner."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Daemonic, so that a learner that fails does not wait for its workers; but some simulators start processes.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    if sys.platform == "linux":
+        # The parent is the fork server, which ends with the learner; it may have ended before this line.
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def stop(processes: Iterable[multiprocessing.process.BaseProcess], grace_seconds: float) -> None:
+    """Wait a moment for workers that were told to end, then end the rest."""
+    running = [process for process in processes if process.pid is not None]
+    deadline = time.monotonic() + grace_seconds
+    for process in running:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in running:
+        if process.exitcode is None:
+            process.kill()
+    for process in running:
+        process.join()
+
+
+def is_worker() -> bool:
+    return multiprocessing.parent_process() is not None
