@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -26,16 +27,21 @@ class ActorSpec:
     categories: tuple[int, ...]
     """Choices per discrete action; empty for a Gaussian."""
     gaussian_size: int
+    normalize_obs: bool
 
     @classmethod
-    def of(cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: Activation) -> ActorSpec:
+    def of(
+        cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: Activation, normalize_obs: bool = False
+    ) -> ActorSpec:
         obs_size = int(np.prod(env.observation_space.shape))
         space = env.action_space
+        categories: tuple[int, ...] = ()
         if isinstance(space, spaces.Discrete):
-            return cls(obs_size, hidden_sizes, activation, (int(space.n),), 0)
-        if isinstance(space, spaces.MultiDiscrete):
-            return cls(obs_size, hidden_sizes, activation, tuple(int(n) for n in space.nvec), 0)
-        return cls(obs_size, hidden_sizes, activation, (), int(np.prod(space.shape)))
+            categories = (int(space.n),)
+        elif isinstance(space, spaces.MultiDiscrete):
+            categories = tuple(int(n) for n in space.nvec)
+        gaussian_size = 0 if categories else int(np.prod(space.shape))
+        return cls(obs_size, hidden_sizes, activation, categories, gaussian_size, normalize_obs)
 
     @property
     def output_size(self) -> int:
@@ -44,7 +50,9 @@ class ActorSpec:
     def layout(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the arrays in the flat buffer, in order; layers are named as in torch."""
         sizes = (self.obs_size, *self.hidden_sizes, self.output_size)
-        arrays: dict[str, tuple[int, ...]] = {"obs_mean": (self.obs_size,), "obs_scale": (self.obs_size,)}
+        arrays: dict[str, tuple[int, ...]] = {}
+        if self.normalize_obs:
+            arrays = {"obs_mean": (self.obs_size,), "obs_scale": (self.obs_size,)}
         for layer, (num_in, num_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
             arrays[f"{2 * layer}.weight"] = (num_out, num_in)
             arrays[f"{2 * layer}.bias"] = (num_out,)
@@ -61,16 +69,8 @@ class MLPActor:
         self._scalar_actions = scalar_actions
         self._batch_invariant = batch_invariant
         self._num_layers = len(spec.hidden_sizes) + 1
-        self._offsets = np.cumsum((0, *spec.categories))
         self.weights = np.zeros(sum(int(np.prod(shape)) for shape in spec.layout().values()), np.float32)
         self._map()
-
-    @classmethod
-    def for_env(
-        cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: Activation, batch_invariant: bool
-    ) -> MLPActor:
-        scalar_actions = isinstance(env.action_space, spaces.Discrete)
-        return cls(ActorSpec.of(env, hidden_sizes, activation), scalar_actions, batch_invariant)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "mlp", "scalar_actions": self._scalar_actions, **asdict(self.spec)}
@@ -100,7 +100,7 @@ class MLPActor:
             self.arrays[name] = self.weights[start:end].reshape(shape)
             start = end
         self._layers = [
-            (self.arrays[f"{2 * layer}.weight"].T, self.arrays[f"{2 * layer}.bias"])
+            (self.arrays[f"{2 * layer}.weight"], self.arrays[f"{2 * layer}.bias"])
             for layer in range(self._num_layers)
         ]
 
@@ -120,48 +120,54 @@ class MLPActor:
         return rng.random((num_steps, len(self.spec.categories)), np.float32)
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
-        if self._batch_invariant and len(obs) > 1:
+        num_rows = len(obs)
+        if self._batch_invariant and num_rows > 1:
             # A matrix product of another height may round differently: one row at a time gives the same bits
             # however many environments share the call.
-            rows = [self.act(obs[i : i + 1], None if noise is None else noise[i : i + 1]) for i in range(len(obs))]
+            rows = [self.act(obs[i : i + 1], None if noise is None else noise[i : i + 1]) for i in range(num_rows)]
             return Decision(*(np.concatenate(column) for column in zip(*rows, strict=True)))
-        output = self._forward(obs.reshape(len(obs), -1))
+        output = self._forward(obs.reshape(-1) if num_rows == 1 else obs.reshape(num_rows, -1))
+        output = output.reshape(num_rows, -1)
         return self._gaussian(output, noise) if self.spec.gaussian_size else self._categorical(output, noise)
 
-    def _forward(self, obs: Array) -> FloatArray:
-        arrays = self.arrays
-        x = (obs - arrays["obs_mean"]) * arrays["obs_scale"]
-        np.minimum(x, NORMALIZED_OBS_LIMIT, out=x)
-        np.maximum(x, -NORMALIZED_OBS_LIMIT, out=x)
-        for weight, bias in self._layers[:-1]:
-            x = x @ weight
+    def _forward(self, x: Array) -> FloatArray:
+        """One observation [obs_size], for which a matrix-vector product is fastest, or many [B, obs_size]."""
+        if self.spec.normalize_obs:
+            x = (x - self.arrays["obs_mean"]) * self.arrays["obs_scale"]
+            np.minimum(x, NORMALIZED_OBS_LIMIT, out=x)
+            np.maximum(x, -NORMALIZED_OBS_LIMIT, out=x)
+        last = len(self._layers) - 1
+        for layer, (weight, bias) in enumerate(self._layers):
+            x = weight.dot(x) if x.ndim == 1 else x.dot(weight.T)
             x += bias
-            if self.spec.activation == "tanh":
-                np.tanh(x, out=x)
-            else:
-                np.maximum(x, 0.0, out=x)
-        weight, bias = self._layers[-1]
-        x = x @ weight
-        x += bias
-        return x  # type: ignore[no-any-return]
+            if layer < last:
+                if self.spec.activation == "tanh":
+                    np.tanh(x, out=x)
+                else:
+                    np.maximum(x, 0.0, out=x)
+        return x
 
     def _categorical(self, logits: FloatArray, noise: FloatArray | None) -> Decision:
-        rows = np.arange(len(logits))
         action = np.empty((len(logits), len(self.spec.categories)), np.int64)
-        log_prob = np.zeros(len(logits), np.float32)
-        for column, (start, end) in enumerate(zip(self._offsets[:-1], self._offsets[1:], strict=True)):
-            part = logits[:, start:end]
-            part = part - part.max(axis=1, keepdims=True)
-            exp = np.exp(part)
-            if noise is None:
-                choice = part.argmax(axis=1)
-            else:
-                # Inverse transform: the first category whose cumulative weight exceeds noise × total.
-                cumulative = exp.cumsum(axis=1)
-                choice = (cumulative <= noise[:, column, None] * cumulative[:, -1:]).sum(axis=1)
-                np.minimum(choice, end - start - 1, out=choice)
-            action[:, column] = choice
-            log_prob += part[rows, choice] - np.log(exp.sum(axis=1))
+        log_prob = np.empty(len(logits), np.float32)
+        for row, row_logits in enumerate(logits):
+            row_log_prob, start = 0.0, 0
+            for column, num_choices in enumerate(self.spec.categories):
+                part = row_logits[start : start + num_choices]
+                best = part.argmax()  # and not `max`, which takes five times as long
+                part = part - part[best]
+                cumulative = np.exp(part).cumsum()
+                total = cumulative.item(-1)
+                if noise is None:
+                    choice = int(best)
+                else:
+                    # Inverse transform: the first category whose cumulative weight exceeds noise × total.
+                    choice = int(cumulative.searchsorted(noise.item(row, column) * total, "right"))
+                    choice = min(choice, num_choices - 1)
+                action[row, column] = choice
+                row_log_prob += part.item(choice) - math.log(total)
+                start += num_choices
+            log_prob[row] = row_log_prob
         return Decision(action[:, 0] if self._scalar_actions else action, log_prob)
 
     def _gaussian(self, mean: FloatArray, noise: FloatArray | None) -> Decision:

@@ -42,16 +42,23 @@ class ActorCritic(nn.Module):
         self.register_buffer("obs_scale", torch.ones(spec.obs_size))
 
     def normalize(self, obs: Tensor) -> Tensor:
+        if not self.spec.normalize_obs:
+            return obs
         return ((obs - self.obs_mean) * self.obs_scale).clamp(-NORMALIZED_OBS_LIMIT, NORMALIZED_OBS_LIMIT)
 
     def value(self, normalized_obs: Tensor) -> Tensor:
         return self.critic(normalized_obs).squeeze(-1)  # type: ignore[no-any-return]
 
-    def log_prob_and_entropy(self, normalized_obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        output = self.actor(normalized_obs)
+    def log_prob(self, head: Tensor, action: Tensor) -> Tensor:
+        """Of actions under the actor's output `head`."""
         if self.spec.gaussian_size:
-            return gaussian(output, self.log_std, action)
-        return categorical(output, self.spec.categories, action.reshape(len(action), -1))
+            return gaussian_log_prob(head, self.log_std, action)
+        return categorical_log_prob(head, self.spec.categories, action.reshape(len(action), -1))
+
+    def entropy(self, head: Tensor) -> Tensor:
+        if self.spec.gaussian_size:
+            return gaussian_entropy(self.log_std).expand(len(head))
+        return categorical_entropy(head, self.spec.categories)
 
     def export(self, actor: MLPActor) -> None:
         """Copy the policy's weights and the normaliser into the numpy actor."""
@@ -62,19 +69,28 @@ class ActorCritic(nn.Module):
             array[:] = arrays[name].detach().cpu().numpy()
 
 
-def categorical(logits: Tensor, categories: Sequence[int], action: Tensor) -> tuple[Tensor, Tensor]:
-    """Joint log-probability and entropy of independent categories; action [N, number of categories]."""
-    log_prob = entropy = logits.new_zeros(len(logits))
+def categorical_log_prob(logits: Tensor, categories: Sequence[int], action: Tensor) -> Tensor:
+    """Joint log-probability of independent categories; action [N, number of categories]."""
+    log_prob = logits.new_zeros(len(logits))
     for column, part in enumerate(logits.split(list(categories), dim=1)):
+        chosen = part.gather(1, action[:, column : column + 1]).squeeze(1)
+        log_prob = log_prob + chosen - part.logsumexp(dim=1)
+    return log_prob
+
+
+def categorical_entropy(logits: Tensor, categories: Sequence[int]) -> Tensor:
+    entropy = logits.new_zeros(len(logits))
+    for part in logits.split(list(categories), dim=1):
         log_probs = part.log_softmax(dim=1)
-        log_prob = log_prob + log_probs.gather(1, action[:, column : column + 1]).squeeze(1)
         entropy = entropy - (log_probs.exp() * log_probs).sum(dim=1)
-    return log_prob, entropy
+    return entropy
 
 
-def gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of a diagonal Gaussian."""
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """Log-probability under a diagonal Gaussian."""
     deviation = (action - mean) * (-log_std).exp()
-    log_prob = -0.5 * deviation.square().sum(dim=1) - (log_std.sum() + LOG_SQRT_2PI * len(log_std))
-    entropy = (log_std + 0.5 + LOG_SQRT_2PI).sum().expand(len(mean))
-    return log_prob, entropy
+    return -0.5 * deviation.square().sum(dim=1) - (log_std.sum() + LOG_SQRT_2PI * len(log_std))
+
+
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    return (log_std + 0.5 + LOG_SQRT_2PI).sum()

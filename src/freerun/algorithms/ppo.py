@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
-from freerun.algorithms.actor import Activation, MLPActor
+from freerun.algorithms.actor import Activation, ActorSpec, MLPActor
 from freerun.algorithms.batch import Batch, join
 from freerun.algorithms.networks import ActorCritic
 from freerun.algorithms.normalization import RunningMoments
@@ -67,7 +69,13 @@ class PPOConfig:
     def __post_init__(self) -> None:
         if self.episodes_per_update is not None and self.steps_per_update is not None:
             raise UserError("give --episodes-per-update or --steps-per-update, not both")
-        for name in ("episodes_per_update", "steps_per_update", "num_epochs", "minibatch_size"):
+        for name in (
+            "episodes_per_update",
+            "steps_per_update",
+            "num_epochs",
+            "minibatch_size",
+            "max_importance_weight",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
@@ -83,7 +91,9 @@ class PPO:
 
     def __init__(self, env: EnvSpec, config: PPOConfig, seed: int, device: str, deterministic: bool):
         self.config = config
-        self.policy = MLPActor.for_env(env, config.hidden_sizes, config.activation, batch_invariant=deterministic)
+        spec = ActorSpec.of(env, config.hidden_sizes, config.activation, config.normalize_obs)
+        scalar_actions = isinstance(env.action_space, spaces.Discrete)
+        self.policy = MLPActor(spec, scalar_actions, batch_invariant=deterministic)
         self._device = torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -127,27 +137,29 @@ class PPO:
             target = advantage + value
             proximal = behaviour
             if lag.any():
-                proximal = proximal_log_prob(behaviour, net.log_prob_and_entropy(obs, action)[0], lag)
+                proximal = proximal_log_prob(behaviour, net.log_prob(net.actor(obs), action), lag)
             weight = importance_weight(proximal, behaviour, config.max_importance_weight)
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self._device))
         num_minibatches = num_gradient_steps = 0
         for rows in self._minibatches(len(batch)):
-            log_prob, entropy = net.log_prob_and_entropy(obs[rows], action[rows])
-            log_ratio = log_prob - proximal[rows]
+            row_obs = obs[rows]
+            head = net.actor(row_obs)
+            log_ratio = net.log_prob(head, action[rows]) - proximal[rows]
             ratio = log_ratio.exp()
             row_advantage = advantage[rows]
             if config.normalize_advantage and len(rows) > 1:
                 row_advantage = (row_advantage - row_advantage.mean()) / (row_advantage.std() + 1e-8)
             policy_loss = -(weight[rows] * clipped_objective(ratio, row_advantage, config.clip_range)).mean()
-            value_loss = (net.value(obs[rows]) - target[rows]).square().mean()
-            loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy.mean()
+            value_loss = (net.value(row_obs) - target[rows]).square().mean()
+            loss = policy_loss + config.value_coef * value_loss
+            if config.entropy_coef:
+                loss = loss - config.entropy_coef * net.entropy(head).mean()
             with torch.no_grad():
                 approx_kl = (ratio - 1 - log_ratio).mean()  # Schulman's low-variance estimate
                 sums["approx_kl"] += approx_kl
                 sums["clip_fraction"] += ((ratio - 1).abs() > config.clip_range).float().mean()
                 sums["policy_loss"] += policy_loss
                 sums["value_loss"] += value_loss
-                sums["entropy"] += entropy.mean()
             num_minibatches += 1
             if config.target_kl is not None and approx_kl > 1.5 * config.target_kl:
                 break
@@ -157,6 +169,8 @@ class PPO:
             self._optimizer.step()
             num_gradient_steps += 1
         metrics = {name: float(total) / num_minibatches for name, total in sums.items()}
+        with torch.no_grad():
+            metrics["entropy"] = float(net.entropy(head).mean())
         metrics["num_gradient_steps"] = float(num_gradient_steps)
         metrics["learning_rate"] = float(self._optimizer.param_groups[0]["lr"])
         metrics["explained_variance"] = float(1 - (target - value).var() / (target.var() + 1e-8))
@@ -227,7 +241,7 @@ class PPO:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._net.load_state_dict(state["net"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
         self._obs_moments.load_state_dict(state["obs_moments"])
         self._return_moments.load_state_dict(state["return_moments"])
         self._shuffle.set_state(state["shuffle"])

@@ -6,6 +6,7 @@ import multiprocessing
 import traceback
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.synchronize import Barrier
 
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.worker import Worker, WorkerSetup
@@ -40,7 +41,9 @@ class Executor:
 
     def _start_pool(self) -> None:
         others = set(multiprocessing.active_children())
-        self._pool = ProcessPoolExecutor(self.num_workers, self._context, _start, (self._setup,))
+        # A pool starts a process only when none is idle: nobody is idle until all have met here.
+        all_started = self._context.Barrier(self.num_workers)
+        self._pool = ProcessPoolExecutor(self.num_workers, self._context, _start, (self._setup, all_started))
         with processes.without_main():
             hellos = [self._pool.submit(_hello) for _ in range(self.num_workers)]
         self._processes = [process for process in multiprocessing.active_children() if process not in others]
@@ -119,7 +122,7 @@ _worker: Worker | None = None
 _start_failure: Exception | None = None
 
 
-def _start(setup: WorkerSetup) -> None:
+def _start(setup: WorkerSetup, all_started: Barrier) -> None:
     global _worker, _start_failure
     try:
         _worker = Worker(setup)
@@ -127,6 +130,7 @@ def _start(setup: WorkerSetup) -> None:
         _start_failure = failure
     except Exception:
         _start_failure = EnvFailure(f"a worker failed to start:\n{traceback.format_exc()}")
+    all_started.wait()
 
 
 def _hello() -> None:

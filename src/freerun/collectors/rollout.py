@@ -9,7 +9,6 @@ import numpy as np
 
 from freerun.core import (
     Array,
-    EnvSpec,
     FloatArray,
     Policy,
     Segment,
@@ -26,64 +25,53 @@ NOISE_BLOCK_STEPS = 64
 class Episode:
     """One lane's episode while it is being recorded."""
 
-    def __init__(self, number: int, run_seed: int, policy: Policy, spec: EnvSpec, first_obs: Array):
+    def __init__(self, number: int, lane: int, run_seed: int, policy: Policy, version: int, first_obs: Array):
         self.number = number
-        self.seed = episode_seed(run_seed, number)
+        self.lane = lane
         self.num_steps = 0
+        self._run_seed = run_seed
         self._rng = episode_rng(run_seed, number)
         self._policy = policy
-        self._noise: FloatArray | None = None
+        self._version = version
         self._started = time.perf_counter()
-        self._capacity = FIRST_CAPACITY
-        space = spec.action_space
-        self._obs = np.empty((FIRST_CAPACITY + 1, *first_obs.shape), first_obs.dtype)
-        self._action = np.empty((FIRST_CAPACITY, *space.shape), space.dtype)
-        self._log_prob = np.empty(FIRST_CAPACITY, np.float32)
-        self._reward = np.empty(FIRST_CAPACITY, np.float32)
-        self._version = np.empty(FIRST_CAPACITY, np.int64)
+        self._obs = np.empty((FIRST_CAPACITY, *first_obs.shape), first_obs.dtype)
         self._obs[0] = first_obs
+        self._actions: list[Array] = []
+        self._log_probs: list[float] = []
+        self._rewards: list[float] = []
 
     def noise(self) -> FloatArray:
+        """The noise for the next action, shaped [1, ...]."""
         row = self.num_steps % NOISE_BLOCK_STEPS
         if row == 0:
             self._noise = self._policy.draw(self._rng, NOISE_BLOCK_STEPS)
-        assert self._noise is not None
-        return self._noise[row]  # type: ignore[no-any-return]
+        return self._noise[row : row + 1]
 
-    def add(self, action: Array, log_prob: float, reward: float, next_obs: Array, version: int) -> None:
-        step = self.num_steps
-        if step == self._capacity:
-            self._grow()
-        self._action[step] = action
-        self._log_prob[step] = log_prob
-        self._reward[step] = reward
-        self._version[step] = version
-        self._obs[step + 1] = next_obs
-        self.num_steps = step + 1
-
-    def _grow(self) -> None:
-        for name in ("_obs", "_action", "_log_prob", "_reward", "_version"):
-            array = getattr(self, name)
-            longer = np.empty((len(array) + self._capacity, *array.shape[1:]), array.dtype)
-            longer[: len(array)] = array
-            setattr(self, name, longer)
-        self._capacity *= 2
+    def add(self, action: Array, log_prob: float, reward: float, next_obs: Array) -> None:
+        self._actions.append(action)
+        self._log_probs.append(log_prob)
+        self._rewards.append(reward)
+        self.num_steps += 1
+        if self.num_steps == len(self._obs):
+            self._obs = np.concatenate([self._obs, np.empty_like(self._obs)])
+        self._obs[self.num_steps] = next_obs
 
     def finish(self, terminated: bool, truncated: bool) -> Segment:
         steps = self.num_steps
+        reward = np.array(self._rewards, np.float32)
         self._check_finite("observation", self._obs[: steps + 1])
-        self._check_finite("reward", self._reward[:steps])
+        self._check_finite("reward", reward)
         ends = np.zeros((2, steps, 1), np.bool_)
         ends[0, -1], ends[1, -1] = terminated, truncated
         return Segment(
             obs=self._obs[:steps, None],
-            action=self._action[:steps, None],
-            log_prob=self._log_prob[:steps, None],
-            reward=self._reward[:steps, None],
+            action=np.array(self._actions)[:, None],
+            log_prob=np.array(self._log_probs, np.float32)[:, None],
+            reward=reward[:, None],
             terminated=ends[0],
             truncated=ends[1],
             next_obs=self._obs[1 : steps + 1, None],
-            version=self._version[:steps, None],
+            version=np.full((steps, 1), self._version),
             episode=np.full((steps, 1), self.number),
             seconds=time.perf_counter() - self._started,
         )
@@ -93,7 +81,7 @@ class Episode:
             step = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
             raise UserError(
                 f"the environment returned a {name} that is not finite at step {step} of episode {self.number} "
-                f"(seed {self.seed}): mend it, or look for the cause with `freerun check-env`"
+                f"(seed {episode_seed(self._run_seed, self.number)}): mend it, or look for the cause with `freerun check-env`"
             )
 
 
@@ -112,39 +100,36 @@ class Rollout:
 
     def run(self, episodes: Iterator[int]) -> Iterator[Segment]:
         """Run these episodes and hand each over as it ends."""
-        num_envs = self._env.num_envs
-        lanes: list[Episode | None] = [None] * num_envs
-        all_lanes = list(range(num_envs))
-        obs = np.empty(0)
+        lanes: list[Episode | None] = [None] * self._env.num_envs
         space = self._env.spec.action_space
-        actions = np.zeros((num_envs, *space.shape), space.dtype)
+        actions = np.zeros((len(lanes), *space.shape), space.dtype)
+        obs = np.empty(0)
+        running: list[Episode] = []
+        rows: list[int] | slice = slice(None)
         while True:
-            idle = [lane for lane in all_lanes if lanes[lane] is None]
-            if idle:
-                obs = self._begin(episodes, idle, lanes, obs)
-            active = all_lanes if len(idle) == 0 else [lane for lane in all_lanes if lanes[lane] is not None]
-            if not active:
-                return
-            running = [episode for episode in lanes if episode is not None]
-            noise = np.stack([episode.noise() for episode in running])
-            decision = self._policy.act(obs if len(active) == num_envs else obs[active], noise)
-            actions[active] = decision.action
-            result = self._env.step(actions)
-            obs = result.obs
-            for row, (lane, episode) in enumerate(zip(active, running, strict=True)):
-                episode.add(
-                    decision.action[row],
-                    decision.log_prob[row],
-                    result.reward[lane],
-                    result.final_obs[lane],
-                    self._version,
-                )
-                if result.terminated[lane] or result.truncated[lane]:
-                    yield episode.finish(bool(result.terminated[lane]), bool(result.truncated[lane]))
+            if len(running) < len(lanes):
+                obs = self._begin(episodes, lanes, obs)
+                running = [episode for episode in lanes if episode is not None]
+                if not running:
+                    return
+                rows = slice(None) if len(running) == len(lanes) else [episode.lane for episode in running]
+            noise = [episode.noise() for episode in running]
+            decision = self._policy.act(obs[rows], noise[0] if len(noise) == 1 else np.concatenate(noise))
+            actions[rows] = decision.action
+            obs, final_obs, reward, terminated, truncated = self._env.step(actions)
+            for row, episode in enumerate(running):
+                lane = episode.lane
+                episode.add(decision.action[row], decision.log_prob[row], reward[lane], final_obs[lane])
+                if terminated[lane] or truncated[lane]:
+                    yield episode.finish(bool(terminated[lane]), bool(truncated[lane]))
                     lanes[lane] = None
+            if None in lanes:
+                running = [episode for episode in running if lanes[episode.lane] is episode]
 
-    def _begin(self, episodes: Iterator[int], idle: list[int], lanes: list[Episode | None], obs: Array) -> Array:
-        numbers = dict(zip(idle, episodes))  # noqa: B905 - ends with the shorter: lanes without an episode rest
+    def _begin(self, episodes: Iterator[int], lanes: list[Episode | None], obs: Array) -> Array:
+        """Start the next episodes in the lanes that are free."""
+        free = [lane for lane, episode in enumerate(lanes) if episode is None]
+        numbers = dict(zip(free, episodes))  # noqa: B905 - ends with the shorter: a lane without an episode rests
         if not numbers:
             return obs
         seeds: list[int | None] = [None] * len(lanes)
@@ -152,7 +137,7 @@ class Rollout:
             seeds[lane] = episode_seed(self._run_seed, number)
         obs = self._env.reset(seeds)
         for lane, number in numbers.items():
-            lanes[lane] = Episode(number, self._run_seed, self._policy, self._env.spec, obs[lane])
+            lanes[lane] = Episode(number, lane, self._run_seed, self._policy, self._version, obs[lane])
         return obs
 
     def close(self) -> None:

@@ -64,7 +64,9 @@ def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         return built
     try:
         with _failures("building the environment"):
-            return gymnasium.make(env, disable_env_checker=True, **env_args)
+            built = gymnasium.make(env, disable_env_checker=True, **env_args)
+        # A lane resets before it steps, always: no need to check that at every step.
+        return built.env if isinstance(built, gymnasium.wrappers.OrderEnforcing) else built
     except ModuleNotFoundError as error:
         raise UserError(f"environment {env!r} names a module that cannot be imported: {error}") from None
     except gymnasium.error.DependencyNotInstalled as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -71,6 +72,7 @@ def start(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
 
 def enter_worker() -> None:
     """First call in every worker: Ctrl-C is the learner's business, and nobody survives the learner."""
+    gc.freeze()  # what the fork server has loaded is shared between workers as long as nobody visits it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Daemonic, so that a learner that fails does not wait for its workers; but some simulators start processes.

@@ -1,0 +1,120 @@
+"""The numpy actor is the torch policy."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from freerun.algorithms.actor import ActorSpec, MLPActor
+from freerun.algorithms.networks import ActorCritic
+from freerun.core import FloatArray, UserError
+
+SPECS = {
+    "discrete": ActorSpec(5, (32, 16), "tanh", (7,), 0, False),
+    "multidiscrete": ActorSpec(5, (32,), "relu", (2, 3, 4), 0, True),
+    "gaussian": ActorSpec(5, (32, 16), "tanh", (), 3, True),
+    "linear": ActorSpec(5, (), "tanh", (4,), 0, False),
+}
+
+
+def make(name: str, batch_invariant: bool = False) -> tuple[ActorCritic, MLPActor]:
+    torch.manual_seed(1)
+    spec = SPECS[name]
+    net = ActorCritic(spec)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    net.obs_mean.normal_()
+    net.obs_scale.uniform_(0.5, 2.0)
+    actor = MLPActor(spec, scalar_actions=len(spec.categories) == 1, batch_invariant=batch_invariant)
+    net.export(actor)
+    return net, actor
+
+
+def observations(num_rows: int) -> FloatArray:
+    return np.random.default_rng(0).normal(size=(num_rows, 5)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("num_rows", [1, 33])
+def test_log_probs_equal_those_of_torch(name: str, num_rows: int) -> None:
+    net, actor = make(name)
+    obs = observations(num_rows)
+    noise = actor.draw(np.random.default_rng(0), num_rows)
+    decision = actor.act(obs, noise)
+    with torch.no_grad():
+        head = net.actor(net.normalize(torch.from_numpy(obs)))
+        expected = net.log_prob(head, torch.from_numpy(decision.action))
+    np.testing.assert_allclose(decision.log_prob, expected.numpy(), atol=1e-5)
+    assert decision.log_prob.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["discrete", "multidiscrete", "linear"])
+def test_categories_come_up_as_often_as_their_probability_says(name: str) -> None:
+    net, actor = make(name)
+    obs = observations(1)
+    noise = actor.draw(np.random.default_rng(3), 20_000)
+    actions = np.array([actor.act(obs, noise[i : i + 1]).action[0] for i in range(len(noise))]).reshape(len(noise), -1)
+    with torch.no_grad():
+        head = net.actor(net.normalize(torch.from_numpy(obs)))[0]
+    for column, logits in enumerate(head.split(list(SPECS[name].categories))):
+        counts = np.bincount(actions[:, column], minlength=len(logits)) / len(actions)
+        np.testing.assert_allclose(counts, logits.softmax(0).numpy(), atol=0.015)
+
+
+def test_gaussian_actions_have_the_mean_and_deviation_of_the_policy() -> None:
+    net, actor = make("gaussian")
+    obs = np.repeat(observations(1), 20_000, axis=0)
+    actions = actor.act(obs, actor.draw(np.random.default_rng(3), len(obs))).action
+    with torch.no_grad():
+        mean = net.actor(net.normalize(torch.from_numpy(obs[:1])))[0].numpy()
+        deviation = net.log_std.exp().numpy()
+    np.testing.assert_allclose(actions.mean(axis=0), mean, atol=0.05)
+    np.testing.assert_allclose(actions.std(axis=0), deviation, rtol=0.03)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_without_noise_the_most_likely_action(name: str) -> None:
+    net, actor = make(name)
+    obs = observations(9)
+    with torch.no_grad():
+        head = net.actor(net.normalize(torch.from_numpy(obs)))
+    action = actor.act(obs, None).action.reshape(9, -1)
+    if SPECS[name].gaussian_size:
+        np.testing.assert_allclose(action, head.numpy(), atol=1e-5)
+    else:
+        best = [part.argmax(dim=1).numpy() for part in head.split(list(SPECS[name].categories), dim=1)]
+        np.testing.assert_array_equal(action, np.stack(best, axis=1))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_batch_invariant_actor_gives_the_same_bits_at_any_batch_size(name: str) -> None:
+    _, actor = make(name, batch_invariant=True)
+    obs = observations(64)
+    noise = actor.draw(np.random.default_rng(0), 64)
+    together = actor.act(obs, noise)
+    alone = [actor.act(obs[i : i + 1], noise[i : i + 1]) for i in range(64)]
+    np.testing.assert_array_equal(together.action, np.concatenate([decision.action for decision in alone]))
+    np.testing.assert_array_equal(together.log_prob, np.concatenate([decision.log_prob for decision in alone]))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_travels_and_takes_new_weights(name: str) -> None:
+    _, actor = make(name)
+    copy = pickle.loads(pickle.dumps(actor))
+    obs, noise = observations(1), actor.draw(np.random.default_rng(0), 1)
+    np.testing.assert_array_equal(copy.act(obs, noise).log_prob, actor.act(obs, noise).log_prob)
+    copy.load(np.zeros_like(actor.weights))
+    assert copy.act(obs, noise).log_prob[0] != actor.act(obs, noise).log_prob[0]
+
+
+def test_restore_refuses_arrays_that_do_not_fit() -> None:
+    _, actor = make("discrete")
+    restored = MLPActor.restore(actor.arrays, actor.describe())
+    np.testing.assert_array_equal(restored.weights, actor.weights)
+    with pytest.raises(UserError, match="do not fit"):
+        MLPActor.restore({**actor.arrays, "0.bias": np.zeros(3)}, actor.describe())
+    with pytest.raises(UserError, match="kind"):
+        MLPActor.restore(actor.arrays, {**actor.describe(), "kind": "transformer"})

@@ -1,0 +1,18 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from freerun import experiment
+from freerun.transport import processes
+
+# Before the first worker of the session starts, as `experiment.run` would.
+processes.preload([*experiment.WORKER_MODULES, "toy_envs"])
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"

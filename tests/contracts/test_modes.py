@@ -1,0 +1,201 @@
+"""What every mode must do; a new line in the registry is tested here by itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import freerun
+from freerun import experiment
+from freerun.algorithms.actor import ActorSpec, MLPActor
+from freerun.core import Collector, CollectorSettings, Demand, EnvFailure, Segment, UserError, episode_seed
+from freerun.envs.gymnasium import GymnasiumFactory
+
+CASES = [
+    (mode, workers) for mode in experiment.MODES for workers in ((1,) if mode == "sequential" else (1, 2, 8))
+]
+LAGGING = ["pipes", "executor"]
+SETTINGS: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "total_episodes": 60,
+    "episodes_per_update": 20,
+    "minibatch_size": 128,
+    "num_epochs": 3,
+    "seed": 5,
+    "quiet": True,
+    "deterministic": True,
+    "normalize_obs": True,
+}
+
+
+def workers_for(mode: str, num: int) -> int:
+    return 1 if mode == "sequential" else num
+
+
+@contextmanager
+def collecting(mode: str, env: str, num_workers: int = 2, max_lag: int = 0, **env_args: Any) -> Iterator[Collector]:
+    factory = GymnasiumFactory(env, env_args)
+    policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
+    settings = CollectorSettings(workers_for(mode, num_workers), max_lag, seed=3)
+    collector: Collector = experiment.MODES[mode].load()(factory, policy, settings)
+    try:
+        collector.publish(policy.weights, 0)
+        yield collector
+    finally:
+        collector.close()
+
+
+def assert_same(a: Segment, b: Segment) -> None:
+    for name in ("obs", "action", "log_prob", "reward", "terminated", "truncated", "next_obs", "version", "episode"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> freerun.Result:
+    return freerun.train(**SETTINGS, mode="sequential", run_dir=tmp_path_factory.mktemp("reference") / "run")
+
+
+@pytest.mark.parametrize(("mode", "num_workers"), CASES)
+def test_deterministic_runs_end_at_the_weights_of_sequential(
+    mode: str, num_workers: int, reference: freerun.Result, run_dir: Path
+) -> None:
+    result = freerun.train(**SETTINGS, mode=mode, num_workers=num_workers, run_dir=run_dir)
+    np.testing.assert_array_equal(result.policy.weights, reference.policy.weights)
+    for name in ("env_steps", "episodes", "updates", "mean_return", "ledger"):
+        assert result.summary[name] == reference.summary[name], name
+
+
+@pytest.mark.parametrize("mode", experiment.MODES)
+def test_segments_are_whole_episodes_and_hold_no_foreign_row(mode: str) -> None:
+    with collecting(mode, "toy_envs:Audit", num_workers=3) as collector:
+        segments = collector.collect(Demand(episodes=13))
+    assert [int(segment.episode[0, 0]) for segment in segments] == list(range(13))
+    for segment in segments:
+        steps = np.arange(segment.num_steps, dtype=np.float32)
+        mark, length = segment.obs[0, 0, 0], segment.obs[0, 0, 2]
+        assert segment.num_steps == round(float(length) * 100)
+        np.testing.assert_allclose(segment.obs[:, 0, 1] * 100, steps, rtol=1e-5)
+        np.testing.assert_allclose(segment.next_obs[:, 0, 1] * 100, steps + 1, rtol=1e-5)
+        assert (segment.obs[..., 0] == mark).all()
+        assert (segment.next_obs[..., 0] == mark).all()
+        np.testing.assert_array_equal(segment.reward[:, 0], steps + 1)
+        assert not segment.ended[:-1].any()
+        assert segment.terminated[-1, 0] ^ segment.truncated[-1, 0]
+        assert (segment.version == 0).all()
+        assert (segment.episode == segment.episode[0]).all()
+
+
+@pytest.mark.parametrize("mode", [mode for mode in experiment.MODES if mode != "sequential"])
+def test_rounds_equal_those_of_sequential(mode: str) -> None:
+    with collecting("sequential", "CartPole-v1") as collector:
+        expected = [collector.collect(demand) for demand in (Demand(episodes=5), Demand(steps=200))]
+    with collecting(mode, "CartPole-v1", num_workers=3) as collector:
+        actual = [collector.collect(demand) for demand in (Demand(episodes=5), Demand(steps=200))]
+    for expected_round, actual_round in zip(expected, actual, strict=True):
+        assert len(expected_round) == len(actual_round)
+        for one, other in zip(expected_round, actual_round, strict=True):
+            if mode == "sync":  # a batch may round its log-probabilities otherwise when not --deterministic
+                np.testing.assert_array_equal(one.action, other.action)
+                np.testing.assert_allclose(one.log_prob, other.log_prob, rtol=1e-5)
+                other.log_prob = one.log_prob
+            assert_same(one, other)
+
+
+@pytest.mark.parametrize(("mode", "max_lag"), [*((mode, 0) for mode in experiment.MODES), *((mode, 4) for mode in LAGGING)])
+def test_long_episodes_are_trained_as_often_as_they_occur(mode: str, max_lag: int, run_dir: Path) -> None:
+    """Half of the episodes take 20 steps and half 200: finishing first must not mean being trained more."""
+    result = freerun.train(
+        "toy_envs:Audit",
+        mode=mode,
+        num_workers=workers_for(mode, 4),
+        max_lag=max_lag,
+        total_episodes=400,
+        episodes_per_update=20,
+        num_epochs=1,
+        minibatch_size=5000,
+        quiet=True,
+        run_dir=run_dir,
+    )
+    by_length = result.summary["ledger"]["episodes_by_length"]
+    assert by_length.keys() == {"20", "200"}
+    # The first 400 episodes of this seed, in whatever order they finish: the share is theirs, exactly.
+    assert sum(by_length.values()) == 400
+    assert by_length["200"] == _num_long(400)
+    assert result.summary["lag_max"] <= max_lag
+
+
+def _num_long(num_episodes: int) -> int:
+    env = GymnasiumFactory("toy_envs:Audit").make(1)
+    return sum(bool(env.reset([episode_seed(0, number)])[0, 2] > 1) for number in range(num_episodes))
+
+
+@pytest.mark.parametrize("mode", LAGGING)
+def test_workers_go_on_while_the_learner_updates(mode: str) -> None:
+    with collecting(mode, "toy_envs:Audit", num_workers=2, max_lag=2, short=5, long=5) as collector:
+        first = collector.collect(Demand(episodes=4))
+        deadline = time.monotonic() + 10
+        while collector.counts().episodes_in_flight < 8 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert collector.counts().episodes_in_flight == 8, "two rounds ahead"
+        second = collector.collect(Demand(episodes=4))
+    assert [int(segment.episode[0, 0]) for segment in first + second] == list(range(8))
+
+
+@pytest.mark.parametrize("mode", ["sequential", "sync"])
+def test_modes_that_take_turns_refuse_lag(mode: str) -> None:
+    with pytest.raises(UserError, match="--max-lag must be 0"), collecting(mode, "toy_envs:Audit", max_lag=1):
+        pass
+
+
+@pytest.mark.parametrize("mode", ["pipes", "executor"])
+def test_workers_do_without_torch(mode: str) -> None:
+    assert "torch" in sys.modules
+    with collecting(mode, "toy_envs:WhereAmI", num_workers=2) as collector:
+        segments = collector.collect(Demand(episodes=8))
+    pids = {float(segment.obs[0, 0, 0]) for segment in segments}
+    assert float(np.float32(psutil.Process().pid)) not in pids
+    assert all((segment.obs[..., 1] == 0).all() for segment in segments)
+
+
+@pytest.mark.parametrize("mode", experiment.MODES)
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("raise", EnvFailure, r"after 3 steps of the episode with seed \d+[\s\S]*ZeroDivisionError: the simulator"),
+        ("nan", UserError, r"observation that is not finite at step 4 of episode 0 \(seed \d+\)"),
+        ("nan-reward", UserError, r"reward that is not finite at step 3 of episode 0 \(seed \d+\)"),
+        ("shape", UserError, r"shape \(7,\) at step 4, but its observation_space says \(3,\)"),
+    ],
+)
+def test_failures_of_the_environment_reach_the_user(
+    mode: str, how: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message), collecting(mode, "toy_envs:Broken", num_workers=1, how=how) as collector:
+        collector.collect(Demand(episodes=1))
+
+
+@pytest.mark.parametrize("mode", LAGGING)
+def test_environment_that_cannot_be_built_in_a_worker_ends_the_run_with_its_error(mode: str) -> None:
+    with pytest.raises(EnvFailure, match="cannot be built here"), collecting(
+        mode, "toy_envs:Broken", num_workers=3, how="construct"
+    ):
+        pass
+
+
+@pytest.mark.parametrize("mode", experiment.MODES)
+def test_close_leaves_no_process(mode: str) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with collecting(mode, "toy_envs:Audit", num_workers=4, step_seconds=0.001) as collector:
+        collector.collect(Demand(episodes=2))
+        assert mode == "sequential" or len(psutil.Process().children(recursive=True)) >= len(before) + 4
+    after = {child.pid for child in psutil.Process().children(recursive=True)}
+    # The fork server itself stays for the next run of this process; it ends with it.
+    assert len(after - before) <= 2

@@ -1,0 +1,192 @@
+"""Small environments whose right answers are known."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+Obs = NDArray[np.float32]
+Step = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+class Audit(gymnasium.Env[Any, Any]):
+    """Observations carry a number drawn from the seed, and the step: a row of another episode or step shows.
+
+    Episodes last `short` or `long` steps, half each by their seed, and end by truncation or termination, half each.
+    """
+
+    def __init__(self, short: int = 20, long: int = 200, step_seconds: float = 0.0):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self._lengths = (short, long)
+        self._step_seconds = step_seconds
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._mark = float(self.np_random.random())
+        self._length = self._lengths[int(self.np_random.integers(2))]
+        self._by_truncation = bool(self.np_random.integers(2))
+        self._step = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Step:
+        if self._step == self._length:
+            raise RuntimeError("stepped past the end of the episode")
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        self._step += 1
+        ended = self._step == self._length
+        return self._observe(), float(self._step), ended and not self._by_truncation, ended and self._by_truncation, {}
+
+    def _observe(self) -> Obs:
+        return np.array([self._mark, self._step, self._length], np.float32) / 100
+
+
+class OneBit(gymnasium.Env[Any, Any]):
+    """The action that equals the bit shown earns 1. Ten steps. Learned in seconds."""
+
+    def __init__(self, kind: str = "discrete") -> None:
+        self.observation_space = spaces.Box(0, 1, (2,), np.float64)
+        self._kind = kind
+        self.action_space = {
+            "discrete": spaces.Discrete(2, start=5),
+            "multidiscrete": spaces.MultiDiscrete([2, 3]),
+            "box": spaces.Box(-1.0, 1.0, (1, 2), np.float32),
+        }[kind]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Step:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        if self._kind == "discrete":
+            reward = float(action - 5 == self._bit)
+        elif self._kind == "multidiscrete":
+            reward = float(action[0] == self._bit) + float(action[1] == 2 * self._bit)
+        else:
+            reward = 1.0 - float(np.abs(action - (2 * self._bit - 1) * 0.5).mean())
+        self._step += 1
+        return self._observe(), reward, self._step == 10, False, {}
+
+    def _observe(self) -> Any:
+        self._bit = int(self.np_random.integers(2))
+        return np.array([self._bit, 1 - self._bit], np.float64)
+
+
+class Endless(gymnasium.Env[Any, Any]):
+    """One state, reward 1, truncated after 10 steps: worth 1 / (1 − gamma), and not less for the truncation."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 1, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Any) -> Step:
+        self._step += 1
+        return np.ones(1, np.float32), 1.0, False, self._step == 10, {}
+
+
+class DictObs(gymnasium.Env[Any, Any]):
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict(
+            {"a": spaces.Box(0, 1, (2, 2), np.float32), "b": spaces.Discrete(3), "c": spaces.MultiBinary(2)}
+        )
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Step:
+        self._step += 1
+        return self._observe(), 0.0, False, self._step == 5, {}
+
+    def _observe(self) -> Any:
+        return {
+            "a": np.full((2, 2), 0.5, np.float32),
+            "b": np.int64(self._step % 3),
+            "c": np.array([1, 0], np.int8),
+        }
+
+
+class Broken(Audit):
+    """Goes wrong in its fourth step, in the way that is asked for."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(short=10, long=10)
+        self._how = how
+        if how == "construct" and "torch" not in sys.modules:  # only in workers
+            raise RuntimeError("cannot be built here")
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self._step == 4:
+            if self._how == "raise":
+                raise ZeroDivisionError("the simulator fell over, 100% of it")
+            if self._how == "nan":
+                obs[0] = np.nan
+            if self._how == "nan-reward":
+                reward = float("nan")
+            if self._how == "shape":
+                obs = np.zeros(7, np.float32)
+            if self._how == "die":
+                os._exit(7)
+        return obs, reward, terminated, truncated, info
+
+
+class DiesOnce(Audit):
+    """The first worker that gets to the fourth step of any episode dies there; the file remembers."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(short=10, long=30)
+        self._path = path
+
+    def step(self, action: Any) -> Step:
+        if self._step == 4 and "torch" not in sys.modules:
+            try:
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os._exit(9)
+        return super().step(action)
+
+
+class WhereAmI(Audit):
+    """Shows which process it runs in and whether torch is loaded there."""
+
+    def __init__(self) -> None:
+        super().__init__(short=5, long=5)
+
+    def _observe(self) -> Obs:
+        return np.array([os.getpid(), "torch" in sys.modules, 0], np.float32)
+
+
+class UnsupportedObs(Audit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Sequence(spaces.Discrete(3))  # type: ignore[assignment]
+
+
+class UnsupportedAction(Audit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Tuple([spaces.Discrete(2)])  # type: ignore[assignment]
+
+
+def not_an_env() -> int:
+    return 3
