@@ -46,7 +46,7 @@ class Audit(gymnasium.Env[Any, Any]):
         return self._observe(), float(self._step), ended and not self._by_truncation, ended and self._by_truncation, {}
 
     def _observe(self) -> Obs:
-        return np.array([self._mark, self._step, self._length], np.float32) / 100
+        return np.array([self._mark / 100, self._step / 100, self._length / 100], np.float32)
 
 
 class OneBit(gymnasium.Env[Any, Any]):
@@ -137,7 +137,7 @@ class Broken(Audit):
         if self._step == 4:
             if self._how == "raise":
                 raise ZeroDivisionError("the simulator fell over, 100% of it")
-            if self._how == "nan":
+            if self._how == "nan-obs":
                 obs[0] = np.nan
             if self._how == "nan-reward":
                 reward = float("nan")
@@ -179,13 +179,13 @@ class WhereAmI(Audit):
 class UnsupportedObs(Audit):
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = spaces.Sequence(spaces.Discrete(3))  # type: ignore[assignment]
+        self.observation_space = spaces.Sequence(spaces.Discrete(3))
 
 
 class UnsupportedAction(Audit):
     def __init__(self) -> None:
         super().__init__()
-        self.action_space = spaces.Tuple([spaces.Discrete(2)])  # type: ignore[assignment]
+        self.action_space = spaces.Tuple([spaces.Discrete(2)])
 
 
 def not_an_env() -> int:

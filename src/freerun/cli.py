@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -85,12 +85,11 @@ def train(words: list[str]) -> int:
     if not default.env:
         default = dataclasses.replace(default, env=tyro.MISSING)
     config = tyro.cli(
-        Annotated[TrainConfig[config_class], tyro.conf.arg(name="")],  # type: ignore[valid-type]
+        TrainConfig[config_class],  # type: ignore[valid-type]
         args=rest,
         prog="freerun train",
         description="Train an agent. --config FILE starts from the config.json of another run; flags override it.",
         default=default,
-        config=(tyro.conf.HelptextFromCommentsOff, tyro.conf.SuppressFixed),
     )
     result = experiment.run(config)
     summary = result.summary

@@ -1,4 +1,4 @@
-"""The settings of a run. Every field is a flag of `freerun train`, a key of config.json and an argument of `train()`."""
+"""The settings of a run: flags of `freerun train`, keys of config.json and arguments of `freerun.train()`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Metrics = dict[str, float]
 ActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
 
 
-class UserError(ValueError):
+class UserError(Exception):
     """Bad input, told in one sentence that says what to do. The command line prints it and exits with 2."""
 
 
@@ -35,6 +35,10 @@ class EnvSpec:
     action_space: ActionSpace
     reports_final_obs: bool = True
     """False where an environment resets itself and hides the last observation of an episode."""
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return self.action_space.shape or ()
 
 
 class StepResult(NamedTuple):
@@ -139,8 +143,11 @@ class Policy(Protocol):
 
     weights: FloatArray
     """All weights and normaliser statistics in one flat buffer: what `publish` sends."""
-    arrays: Mapping[str, FloatArray]
-    """The same by name: what policy.safetensors holds."""
+
+    @property
+    def arrays(self) -> Mapping[str, FloatArray]:
+        """The same by name: what policy.safetensors holds."""
+        ...
 
     def describe(self) -> dict[str, Any]:
         """What it takes, besides the arrays, to build this policy again."""
@@ -149,7 +156,7 @@ class Policy(Protocol):
     def load(self, weights: FloatArray) -> None: ...
 
     def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
-        """The noise for that many actions, [num_steps, ...]: drawn in blocks because a call costs more than a number."""
+        """The noise for that many actions, [num_steps, ...]: in blocks, because a call costs more than a number."""
         ...
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:

@@ -50,7 +50,11 @@ def load_policy(run_dir: str | Path, greedy: bool = True) -> MLPActor:
 
 
 def evaluate(
-    run_dir: str | Path, num_episodes: int = 10, seed: int | None = None, greedy: bool = True, render: Path | None = None
+    run_dir: str | Path,
+    num_episodes: int = 10,
+    seed: int | None = None,
+    greedy: bool = True,
+    render: Path | None = None,
 ) -> Evaluation:
     if num_episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {num_episodes}")

@@ -144,7 +144,7 @@ def run(config: TrainConfig[Any]) -> Result:
     algorithm = _make_algorithm(config, factory)
     flat_config = flatten_config(config)
     settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed)
-    folder = RunFolder.create(config.run_dir, flat_config["env"], config.mode)
+    folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
     processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
     budget = Budget(config.total_steps, config.total_episodes)
     interrupted = False
@@ -153,7 +153,7 @@ def run(config: TrainConfig[Any]) -> Result:
         collector: Collector = mode.load()(factory, algorithm.policy, settings)
         stack.callback(collector.close)
         startup_seconds = time.perf_counter() - started
-        folder.write_config({**flat_config, "run_dir": None})
+        folder.create({**flat_config, "run_dir": None})
         ledger = Ledger(stack.enter_context(folder.ledger_path.open("w", buffering=1, encoding="utf-8")))
         sinks: list[MetricSink] = [JsonLines(folder.metrics_path)]
         if not config.quiet:
@@ -223,7 +223,7 @@ def _make_algorithm(config: TrainConfig[Any], factory: GymnasiumFactory) -> Algo
 
 
 def _entry_point_module(env: EnvName) -> list[str]:
-    """A registered environment's own module: loaded once in the fork server, it costs workers neither time nor memory."""
+    """A registered environment's own module: loaded in the fork server, it costs workers neither time nor memory."""
     spec = gymnasium.registry.get(env) if isinstance(env, str) else None
     return [spec.entry_point.partition(":")[0]] if spec and isinstance(spec.entry_point, str) else []
 

@@ -38,9 +38,7 @@ def test_termination_is_worth_nothing_and_truncation_the_value_of_the_final_obse
 def test_nothing_leaks_across_the_end_of_an_episode() -> None:
     # Step 0 is truncated: its advantage is 1 + 0.5·4 − 10 = −7, whatever the next episode earns.
     for later in (0.0, 1000.0):
-        advantage = gae(
-            column(1, later), column(10, 20), column(4, 5), flags(0, 0), flags(1, 0), GAMMA, LAMBDA
-        )
+        advantage = gae(column(1, later), column(10, 20), column(4, 5), flags(0, 0), flags(1, 0), GAMMA, LAMBDA)
         assert advantage[0].item() == -7
 
 

@@ -19,9 +19,7 @@ from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.core import Collector, CollectorSettings, Demand, EnvFailure, Segment, UserError, episode_seed
 from freerun.envs.gymnasium import GymnasiumFactory
 
-CASES = [
-    (mode, workers) for mode in experiment.MODES for workers in ((1,) if mode == "sequential" else (1, 2, 8))
-]
+CASES = [(mode, workers) for mode in experiment.MODES for workers in ((1,) if mode == "sequential" else (1, 2, 8))]
 LAGGING = ["pipes", "executor"]
 SETTINGS: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -109,7 +107,9 @@ def test_rounds_equal_those_of_sequential(mode: str) -> None:
             assert_same(one, other)
 
 
-@pytest.mark.parametrize(("mode", "max_lag"), [*((mode, 0) for mode in experiment.MODES), *((mode, 4) for mode in LAGGING)])
+@pytest.mark.parametrize(
+    ("mode", "max_lag"), [*((mode, 0) for mode in experiment.MODES), *((mode, 4) for mode in LAGGING)]
+)
 def test_long_episodes_are_trained_as_often_as_they_occur(mode: str, max_lag: int, run_dir: Path) -> None:
     """Half of the episodes take 20 steps and half 200: finishing first must not mean being trained more."""
     result = freerun.train(
@@ -170,22 +170,21 @@ def test_workers_do_without_torch(mode: str) -> None:
     ("how", "error", "message"),
     [
         ("raise", EnvFailure, r"after 3 steps of the episode with seed \d+[\s\S]*ZeroDivisionError: the simulator"),
-        ("nan", UserError, r"observation that is not finite at step 4 of episode 0 \(seed \d+\)"),
+        ("nan-obs", UserError, r"observation that is not finite at step 4 of episode 0 \(seed \d+\)"),
         ("nan-reward", UserError, r"reward that is not finite at step 3 of episode 0 \(seed \d+\)"),
         ("shape", UserError, r"shape \(7,\) at step 4, but its observation_space says \(3,\)"),
     ],
 )
-def test_failures_of_the_environment_reach_the_user(
-    mode: str, how: str, error: type[Exception], message: str
-) -> None:
+def test_failures_of_the_environment_reach_the_user(mode: str, how: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message), collecting(mode, "toy_envs:Broken", num_workers=1, how=how) as collector:
         collector.collect(Demand(episodes=1))
 
 
 @pytest.mark.parametrize("mode", LAGGING)
 def test_environment_that_cannot_be_built_in_a_worker_ends_the_run_with_its_error(mode: str) -> None:
-    with pytest.raises(EnvFailure, match="cannot be built here"), collecting(
-        mode, "toy_envs:Broken", num_workers=3, how="construct"
+    with (
+        pytest.raises(EnvFailure, match="cannot be built here"),
+        collecting(mode, "toy_envs:Broken", num_workers=3, how="construct"),
     ):
         pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from freerun.core import Array, Decision, EnvSpec, FloatArray, UserError
 
 Activation = Literal["tanh", "relu"]
-LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 NORMALIZED_OBS_LIMIT = 10.0
 
 
@@ -40,7 +41,7 @@ class ActorSpec:
             categories = (int(space.n),)
         elif isinstance(space, spaces.MultiDiscrete):
             categories = tuple(int(n) for n in space.nvec)
-        gaussian_size = 0 if categories else int(np.prod(space.shape))
+        gaussian_size = 0 if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else int(np.prod(space.shape))
         return cls(obs_size, hidden_sizes, activation, categories, gaussian_size, normalize_obs)
 
     @property
@@ -53,7 +54,7 @@ class ActorSpec:
         arrays: dict[str, tuple[int, ...]] = {}
         if self.normalize_obs:
             arrays = {"obs_mean": (self.obs_size,), "obs_scale": (self.obs_size,)}
-        for layer, (num_in, num_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for layer, (num_in, num_out) in enumerate(itertools.pairwise(sizes)):
             arrays[f"{2 * layer}.weight"] = (num_out, num_in)
             arrays[f"{2 * layer}.bias"] = (num_out,)
         if self.gaussian_size:
@@ -100,8 +101,7 @@ class MLPActor:
             self.arrays[name] = self.weights[start:end].reshape(shape)
             start = end
         self._layers = [
-            (self.arrays[f"{2 * layer}.weight"], self.arrays[f"{2 * layer}.bias"])
-            for layer in range(self._num_layers)
+            (self.arrays[f"{2 * layer}.weight"], self.arrays[f"{2 * layer}.bias"]) for layer in range(self._num_layers)
         ]
 
     def __getstate__(self) -> dict[str, Any]:

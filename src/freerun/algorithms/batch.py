@@ -13,7 +13,7 @@ from freerun.core import Array, FloatArray, Segment
 
 @dataclass(frozen=True)
 class Batch:
-    """N steps in flat arrays. `rows[t, b]` is the flat row of step t in column b; where `mask` is False, there is none."""
+    """N steps in flat arrays. `rows[t, b]` is the flat row of step t in column b, if `mask[t, b]`."""
 
     obs: Array
     action: Array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from freerun.algorithms.actor import LOG_SQRT_2PI, NORMALIZED_OBS_LIMIT, Activat
 def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.Sequential:
     """Linear layers with orthogonal weights, as PPO implementations start them."""
     layers: list[nn.Module] = []
-    for layer, (num_in, num_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for layer, (num_in, num_out) in enumerate(itertools.pairwise(sizes)):
         linear = nn.Linear(num_in, num_out)
         last = layer == len(sizes) - 2
         nn.init.orthogonal_(linear.weight, output_gain if last else math.sqrt(2))
@@ -72,7 +73,7 @@ class ActorCritic(nn.Module):
 def categorical_log_prob(logits: Tensor, categories: Sequence[int], action: Tensor) -> Tensor:
     """Joint log-probability of independent categories; action [N, number of categories]."""
     log_prob = logits.new_zeros(len(logits))
-    for column, part in enumerate(logits.split(list(categories), dim=1)):
+    for column, part in enumerate(torch.split(logits, list(categories), dim=1)):
         chosen = part.gather(1, action[:, column : column + 1]).squeeze(1)
         log_prob = log_prob + chosen - part.logsumexp(dim=1)
     return log_prob
@@ -80,7 +81,7 @@ def categorical_log_prob(logits: Tensor, categories: Sequence[int], action: Tens
 
 def categorical_entropy(logits: Tensor, categories: Sequence[int]) -> Tensor:
     entropy = logits.new_zeros(len(logits))
-    for part in logits.split(list(categories), dim=1):
+    for part in torch.split(logits, list(categories), dim=1):
         log_probs = part.log_softmax(dim=1)
         entropy = entropy - (log_probs.exp() * log_probs).sum(dim=1)
     return entropy
@@ -89,8 +90,9 @@ def categorical_entropy(logits: Tensor, categories: Sequence[int]) -> Tensor:
 def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
     """Log-probability under a diagonal Gaussian."""
     deviation = (action - mean) * (-log_std).exp()
-    return -0.5 * deviation.square().sum(dim=1) - (log_std.sum() + LOG_SQRT_2PI * len(log_std))
+    log_prob: Tensor = -0.5 * deviation.square().sum(dim=1) - (log_std.sum() + LOG_SQRT_2PI * len(log_std))
+    return log_prob
 
 
 def gaussian_entropy(log_std: Tensor) -> Tensor:
-    return (log_std + 0.5 + LOG_SQRT_2PI).sum()
+    return torch.sum(log_std + 0.5 + LOG_SQRT_2PI)

@@ -79,9 +79,10 @@ class Episode:
     def _check_finite(self, name: str, array: Array) -> None:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             step = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
+            seed = episode_seed(self._run_seed, self.number)
             raise UserError(
                 f"the environment returned a {name} that is not finite at step {step} of episode {self.number} "
-                f"(seed {episode_seed(self._run_seed, self.number)}): mend it, or look for the cause with `freerun check-env`"
+                f"(seed {seed}): mend it, or look for the cause with `freerun check-env`"
             )
 
 
@@ -101,8 +102,7 @@ class Rollout:
     def run(self, episodes: Iterator[int]) -> Iterator[Segment]:
         """Run these episodes and hand each over as it ends."""
         lanes: list[Episode | None] = [None] * self._env.num_envs
-        space = self._env.spec.action_space
-        actions = np.zeros((len(lanes), *space.shape), space.dtype)
+        actions = np.zeros((len(lanes), *self._env.spec.action_shape), self._env.spec.action_space.dtype)
         obs = np.empty(0)
         running: list[Episode] = []
         rows: list[int] | slice = slice(None)

@@ -67,12 +67,11 @@ def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
             built = gymnasium.make(env, disable_env_checker=True, **env_args)
         # A lane resets before it steps, always: no need to check that at every step.
         return built.env if isinstance(built, gymnasium.wrappers.OrderEnforcing) else built
-    except ModuleNotFoundError as error:
-        raise UserError(f"environment {env!r} names a module that cannot be imported: {error}") from None
-    except gymnasium.error.DependencyNotInstalled as error:
-        extra = next((extra for word, extra in EXTRAS.items() if word in str(error).lower()), None)
+    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
+        described = f"{error} {getattr(gymnasium.registry.get(env), 'entry_point', '')}".lower()
+        extra = next((extra for word, extra in EXTRAS.items() if word in described), None)
         advice = f"pip install 'freerun[{extra}]'" if extra else str(error)
-        raise UserError(f"environment {env!r} needs a package that is not installed: {advice}") from None
+        raise UserError(f"environment {env!r} needs something that is not installed: {advice}") from None
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.NamespaceNotFound, gymnasium.error.Error) as error:
         raise UserError(_unknown(env, error)) from None
 
@@ -105,6 +104,10 @@ def _failures(doing: str) -> Iterator[None]:
         yield
     except (UserError, EnvFailure, gymnasium.error.Error, ModuleNotFoundError):
         raise
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error) or "missing" in str(error):
+            raise UserError(f"the --env-args do not fit the environment: {error}") from None
+        raise EnvFailure(f"the environment raised in {doing}\n{traceback.format_exc()}") from None
     except Exception:
         raise EnvFailure(f"the environment raised in {doing}\n{traceback.format_exc()}") from None
 
@@ -165,16 +168,15 @@ class Lane(gymnasium.Wrapper[Any, Any, Any, Any]):
 def _observation_space(env: gymnasium.Env[Any, Any]) -> spaces.Box:
     space = env.observation_space
     if not isinstance(space, spaces.Box):
-        try:
+        flat: Any = space
+        with contextlib.suppress(NotImplementedError):
             flat = spaces.utils.flatten_space(space)
-        except NotImplementedError:
-            flat = space
         if not isinstance(flat, spaces.Box):
             raise UserError(
                 f"observation space {space} is not supported: use a Box, or a Dict or Tuple of Boxes and Discretes"
             )
         space = flat
-    if space.dtype == np.float64 or space.dtype.kind in "iub" and space.dtype != np.uint8:
+    if space.dtype == np.float64 or (space.dtype.kind in "iub" and space.dtype != np.uint8):
         low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         space = spaces.Box(low, high, dtype=np.float32)
     return space

@@ -24,8 +24,6 @@ class Straggler(gymnasium.Env[FloatArray, np.int64]):
     Step times are log-normal, drawn from the episode's seed, so the same episode takes the same time everywhere.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
-
     def __init__(
         self, mean_seconds: float = 0.010, tail_seconds: float = 0.050, kind: Literal["sleep", "busy"] = "sleep"
     ):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -26,29 +25,30 @@ class RunFolder:
         self.ledger_path = path / "ledger.jsonl"
 
     @classmethod
-    def create(cls, path: Path | None, env: str, mode: str) -> RunFolder:
-        """A folder without a run in it; under runs/ if no path is given."""
+    def choose(cls, path: Path | None, env: str, mode: str) -> RunFolder:
+        """A folder without a run in it; under runs/ if no path is given. Nothing is written yet."""
         if path is None:
             slug = re.sub(r"[^\w.-]+", "-", env)
             path = _unused(Path("runs") / f"{slug}-{mode}-{datetime.now():%Y%m%d-%H%M%S}")
         if (path / CONFIG).exists():
             raise UserError(f"{path} already holds a run: name another --run-dir, or remove it")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=path).close()
-        except OSError as error:
-            raise UserError(f"cannot write to {path}: {error.strerror}; name another --run-dir") from None
         return cls(path)
+
+    def create(self, config: Mapping[str, Any]) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write_json(CONFIG, config)
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}; name another --run-dir") from None
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         for name in (CONFIG, POLICY):
             if not (path / name).is_file():
-                raise UserError(f"{path} holds no finished run ({name} is missing): name a folder made by freerun train")
+                raise UserError(
+                    f"{path} holds no finished run ({name} is missing): name a folder made by freerun train"
+                )
         return cls(path)
-
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        self._write_json(CONFIG, config)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._write_json(SUMMARY, summary)

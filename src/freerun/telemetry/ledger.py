@@ -82,7 +82,9 @@ class Ledger:
         accounted = self.episodes_trained + len(self._untrained) + len(self._open)
         accounted += counts.episodes_dropped + counts.episodes_in_flight
         if counts.episodes_started != accounted:
-            raise RuntimeError(f"the ledger does not balance: {counts.episodes_started} started, {self.summary(counts)}")
+            raise RuntimeError(
+                f"the ledger does not balance: {counts.episodes_started} started, {self.summary(counts)}"
+            )
 
     @property
     def mean_return(self) -> float:

@@ -19,8 +19,10 @@ BAR_WIDTH = 24
 
 
 class _Budget(Protocol):
-    total_steps: int | None
-    total_episodes: int | None
+    @property
+    def total_steps(self) -> int | None: ...
+    @property
+    def total_episodes(self) -> int | None: ...
 
 
 class LiveDisplay:
@@ -108,12 +110,18 @@ class LogLines:
         step, metrics = self._unwritten
         self._unwritten = None
         self._last = time.monotonic()
-        self._print(
-            f"{metrics['progress']:4.0%}  step={step} episodes={metrics['episodes']:.0f} update={metrics['update']:.0f} "
-            f"return={metrics['return_mean']:.2f} steps/s={metrics['steps_per_second']:.0f} "
-            f"episodes/s={metrics['episodes_per_second']:.1f} lag={metrics.get('lag_mean', 0):.2f} "
-            f"workers_busy={metrics['workers_busy_share']:.0%} learner_updating={metrics['learner_updating_share']:.0%}"
-        )
+        shown = {
+            "step": f"{step}",
+            "episodes": f"{metrics['episodes']:.0f}",
+            "update": f"{metrics['update']:.0f}",
+            "return": f"{metrics['return_mean']:.2f}",
+            "steps/s": f"{metrics['steps_per_second']:.0f}",
+            "episodes/s": f"{metrics['episodes_per_second']:.1f}",
+            "lag": f"{metrics.get('lag_mean', 0):.2f}",
+            "workers_busy": f"{metrics['workers_busy_share']:.0%}",
+            "learner_updating": f"{metrics['learner_updating_share']:.0%}",
+        }
+        self._print(f"{metrics['progress']:4.0%}  " + " ".join(f"{name}={value}" for name, value in shown.items()))
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 from multiprocessing.connection import Connection
@@ -28,10 +29,8 @@ class Hub(Generic[Peer]):
 
     def wake(self) -> None:
         """Make a `ready` in another thread return."""
-        try:
+        with contextlib.suppress(BlockingIOError):  # full of wake-ups that nobody has read: one more says nothing new
             os.write(self._wake_write, b"!")
-        except BlockingIOError:
-            pass  # The pipe is full of wake-ups that nobody has read yet: one more would say nothing new.
 
     def ready(self, timeout_seconds: float | None = None) -> list[Peer]:
         peers = []

@@ -1,0 +1,455 @@
+"""Does freerun's PPO learn as well as Stable-Baselines3's, with the same settings on the same machine?
+
+Every run is a process of its own; finished runs are kept in learning.json, so an interrupted benchmark continues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from learning_report import Record, Table, draw, markdown
+
+# ---------------------------------------------------------------------------------------------- what is compared
+
+
+@dataclass(frozen=True)
+class Task:
+    """The settings that both libraries learn an environment with: SB3's defaults, but for the next three."""
+
+    total_steps: int
+    steps_per_update: int = 2000
+    """freerun rounds up to whole episodes: 2000 is a multiple of every time limit here (200, 500, 1000 steps)."""
+    minibatch_size: int = 80
+    """A divisor of 2000: SB3 would learn from what is left over as from a minibatch."""
+    num_envs: int = 8
+    """SB3 steps so many in turn, steps_per_update / num_envs each; freerun learns the same with any number."""
+    learning_rate: float = 3e-4
+    num_epochs: int = 10
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_range: float = 0.2
+    entropy_coef: float = 0.0
+    value_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    normalize_obs: bool = False
+    normalize_reward: bool = False
+
+
+# Where all episodes have one length (Pendulum 200, HalfCheetah 1000), num_envs gives SB3 whole episodes as well.
+TASKS = {
+    "CartPole-v1": Task(100_000),
+    "Acrobot-v1": Task(150_000, normalize_obs=True),
+    "LunarLander-v3": Task(400_000, gamma=0.999, gae_lambda=0.98, entropy_coef=0.01),
+    "Pendulum-v1": Task(150_000, num_envs=5, learning_rate=1e-3, gamma=0.9),
+    "InvertedPendulum-v5": Task(100_000),
+    "HalfCheetah-v5": Task(400_000, num_envs=2, normalize_obs=True, normalize_reward=True),
+}
+
+
+@dataclass(frozen=True)
+class System:
+    label: str
+    mode: str | None = None
+    """freerun's way of collecting; none is SB3."""
+    max_lag: int = 0
+    num_workers: int = 2
+
+
+REFERENCE = "sb3"
+SYSTEMS = {
+    REFERENCE: System("sb3"),
+    "sequential": System("freerun sequential", "sequential", num_workers=1),
+    "sync": System("freerun sync", "sync"),
+    "pipes": System("freerun pipes", "pipes"),
+    "executor": System("freerun executor", "executor"),
+    "pipes-lag-1": System("freerun pipes lag 1", "pipes", max_lag=1),
+    "pipes-lag-4": System("freerun pipes lag 4", "pipes", max_lag=4),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    tasks: tuple[str, ...] = tuple(TASKS)
+    """Environments to learn."""
+    systems: tuple[str, ...] = tuple(SYSTEMS)
+    """Who learns them; sb3 is what the others are compared with."""
+    seeds: int = 5
+    """Runs of each: seeds 0, 1, …"""
+    jobs: int = max(1, (os.cpu_count() or 1) // 2)
+    """Runs at a time. Each keeps one core busy, those with workers up to three for moments."""
+    fraction: float = 1.0
+    """Share of every task's steps, for a quick try."""
+    output: Path = Path(__file__).parent / "results" / "learning"
+    """Folder for learning.json, learning.md and learning.png."""
+    time_limit_seconds: float | None = None
+    """Start no run that would end after this, as far as earlier runs of its kind tell; the report names the missing."""
+    report_only: bool = False
+    """Write learning.md and learning.png again from learning.json, run nothing."""
+    fresh: bool = False
+    """Run everything again, also what learning.json already holds."""
+
+    def __post_init__(self) -> None:
+        for chosen, known in ((self.tasks, TASKS), (self.systems, SYSTEMS)):
+            if unknown := set(chosen) - set(known):
+                raise SystemExit(f"there is no {', '.join(sorted(unknown))}: choose from {', '.join(known)}")
+        if self.seeds < 1 or self.jobs < 1 or self.fraction <= 0:
+            raise SystemExit("--seeds and --jobs must be at least 1, --fraction above 0")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run to be made: everything that decides its outcome."""
+
+    task: str
+    system: str
+    seed: int
+    total_steps: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        system = SYSTEMS[self.system]
+        of_system = {"mode": system.mode, "max_lag": system.max_lag, "num_workers": system.num_workers}
+        return {**asdict(TASKS[self.task]), **of_system, "total_steps": self.total_steps}
+
+    def __str__(self) -> str:
+        return f"{self.task}, {SYSTEMS[self.system].label}, seed {self.seed}"
+
+
+def plans(options: Options) -> list[Plan]:
+    """Seed 0 of everything first, so that an unfinished benchmark covers all; within a seed the longest first."""
+    made = [
+        Plan(task, system, seed, max(1, round(TASKS[task].total_steps * options.fraction)))
+        for seed in range(options.seeds)
+        for task in options.tasks
+        for system in options.systems
+    ]
+    return sorted(made, key=lambda plan: (plan.seed, -plan.total_steps))
+
+
+def fulfils(record: Record, plan: Plan) -> bool:
+    return is_of(record, plan) and record.settings == plan.settings
+
+
+def is_of(record: Record, plan: Plan) -> bool:
+    return (record.task, record.system, record.seed) == (plan.task, plan.system, plan.seed)
+
+
+# ---------------------------------------------------------------------------------------------- one run
+
+
+def run_sb3(plan: Plan) -> dict[str, Any]:
+    import gymnasium
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+    from torch import nn
+
+    task = TASKS[plan.task]
+    curve: list[tuple[int, float, float]] = []
+    counts = {"episodes": 0, "updates": 0}
+
+    class Progress(BaseCallback):
+        def _on_step(self) -> bool:
+            counts["episodes"] += int(sum(self.locals["dones"]))
+            return True
+
+        def _on_rollout_end(self) -> None:
+            counts["updates"] += 1
+            recent = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+            if recent:
+                curve.append((self.num_timesteps, float(np.mean(recent)), time.perf_counter() - started))
+
+    started = time.perf_counter()
+    # The monitor sits below the normaliser: returns are those of the environment.
+    envs: VecEnv = DummyVecEnv([lambda: Monitor(gymnasium.make(plan.task))] * task.num_envs)
+    if task.normalize_obs or task.normalize_reward:
+        envs = VecNormalize(envs, norm_obs=task.normalize_obs, norm_reward=task.normalize_reward, gamma=task.gamma)
+    model = PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=task.steps_per_update // task.num_envs,
+        learning_rate=task.learning_rate,
+        n_epochs=task.num_epochs,
+        batch_size=task.minibatch_size,
+        gamma=task.gamma,
+        gae_lambda=task.gae_lambda,
+        clip_range=task.clip_range,
+        ent_coef=task.entropy_coef,
+        vf_coef=task.value_coef,
+        max_grad_norm=task.max_grad_norm,
+        policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": nn.Tanh},
+        stats_window_size=100,
+        seed=plan.seed,
+        device="cpu",
+    )
+    model.learn(plan.total_steps, callback=Progress())
+    return {
+        "wall_seconds": time.perf_counter() - started,
+        "num_steps": model.num_timesteps,
+        "num_episodes": counts["episodes"],
+        "num_updates": counts["updates"],
+        "lag_mean": 0.0,
+        "curve": curve,
+    }
+
+
+def run_freerun(plan: Plan) -> dict[str, Any]:
+    import freerun
+    import freerun.algorithms.ppo
+    import freerun.experiment  # before the clock starts: imports are not training
+
+    system = SYSTEMS[plan.system]
+    settings = asdict(TASKS[plan.task])
+    del settings["num_envs"]
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        summary = freerun.train(
+            plan.task,
+            **{**settings, "total_steps": plan.total_steps},
+            mode=system.mode,
+            max_lag=system.max_lag,
+            num_workers=system.num_workers,
+            seed=plan.seed,
+            run_dir=folder,
+            quiet=True,
+        ).summary
+        wall_seconds = time.perf_counter() - started
+        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "wall_seconds": wall_seconds,
+        "num_steps": summary["env_steps"],
+        "num_episodes": summary["episodes"],
+        "num_updates": summary["updates"],
+        "lag_mean": summary["lag_mean"],
+        "curve": [(line["step"], line["return_mean"], line["wall_seconds"]) for line in lines],
+    }
+
+
+def run_in_this_process(plan: Plan) -> Record:
+    import torch
+
+    torch.set_num_threads(1)
+    outcome = run_sb3(plan) if plan.system == REFERENCE else run_freerun(plan)
+    curve = outcome.pop("curve")
+    if not curve:
+        raise RuntimeError(f"no episode ended within {plan.total_steps} steps: raise --fraction")
+    # The last point holds all episodes of the run, in both libraries.
+    thinned = [curve[row] for row in np.unique(np.linspace(0, len(curve) - 1, 200).round().astype(int))]
+    return Record(
+        **outcome,
+        task=plan.task,
+        system=plan.system,
+        seed=plan.seed,
+        settings=plan.settings,
+        score=curve[-1][1],
+        curve=[(step, round(value, 4), round(seconds, 2)) for step, value, seconds in thinned],
+        versions=versions(),
+        machine=f"{os.cpu_count()} × {processor()}",
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what can change a score; freerun with a fingerprint of its source, which changes between versions."""
+    import freerun
+
+    found = {"python": platform.python_version()}
+    for name in ("torch", "numpy", "gymnasium", "mujoco", "box2d", "stable-baselines3"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "absent"
+    digest = hashlib.sha256()
+    for path in sorted(Path(freerun.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    found["freerun"] = f"{freerun.__version__} (source {digest.hexdigest()[:8]})"
+    return found
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+# ---------------------------------------------------------------------------------------------- all runs
+
+
+class Results:
+    """learning.json: finished runs and what went wrong."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.records: list[Record] = []
+        self.failures: list[dict[str, Any]] = []
+        if path.exists():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            self.records = [Record(**record) for record in content["runs"]]
+            self.failures = content["failures"]
+
+    def forget(self, plan: Plan) -> None:
+        self.records = [record for record in self.records if not is_of(record, plan)]
+        self.failures = [failure for failure in self.failures if failure["plan"] != asdict(plan)]
+
+    def save(self) -> None:
+        """All or nothing: whoever is interrupted loses no earlier run."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        runs = [asdict(record) for record in self.records]
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"runs": runs, "failures": self.failures}) + "\n", encoding="utf-8")
+        temporary.replace(self.path)
+
+    def expected_seconds(self, plan: Plan) -> float:
+        """As long as earlier runs of its kind; 0 if there was none."""
+        same_kind = (plan.task, plan.system, plan.settings)
+        took = [r.process_seconds for r in self.records if (r.task, r.system, r.settings) == same_kind]
+        return max(took, default=0.0)
+
+
+class Job:
+    """A run in a process of its own, so that nothing leaks from one run into another."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self._folder = tempfile.TemporaryDirectory()
+        self._result = Path(self._folder.name) / "record.json"
+        self._log = Path(self._folder.name) / "log"
+        self._started = time.perf_counter()
+        one_core = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, "one-run", json.dumps(asdict(plan)), str(self._result)],
+                env={**os.environ, **one_core, "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def finish(self, results: Results) -> str:
+        """Enter the outcome of an ended process into the results; say it in a line."""
+        seconds = time.perf_counter() - self._started
+        results.forget(self.plan)
+        if self.process.returncode == 0:
+            content = json.loads(self._result.read_text(encoding="utf-8"))
+            record = Record(**{**content, "process_seconds": seconds})
+            results.records.append(record)
+            line = f"{self.plan}: {record.score:.1f} in {seconds:.0f} s"
+        else:
+            log = self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
+            results.failures.append({"plan": asdict(self.plan), "exit": self.process.returncode, "log": log})
+            line = f"{self.plan}: FAILED with exit code {self.process.returncode}\n{log}"
+        results.save()
+        self._folder.cleanup()
+        return line
+
+
+def run_all(options: Options, results: Results) -> None:
+    began = time.perf_counter()
+    wanted = plans(options)
+    if options.fresh:
+        for plan in wanted:
+            results.forget(plan)
+    waiting = [plan for plan in wanted if not any(fulfils(record, plan) for record in results.records)]
+    print(f"{len(wanted)} runs, {len(wanted) - len(waiting)} of them already in {results.path}", flush=True)
+    running: list[Job] = []
+    num_finished = len(wanted) - len(waiting)
+
+    def startable() -> Iterator[Plan]:
+        limit = options.time_limit_seconds
+        for plan in waiting:
+            ends = time.perf_counter() - began + results.expected_seconds(plan)
+            if limit is None or ends < limit:
+                yield plan
+
+    try:
+        while True:
+            while len(running) < options.jobs and (plan := next(startable(), None)) is not None:
+                waiting.remove(plan)
+                running.append(Job(plan))
+            if not running:
+                break
+            time.sleep(0.1)
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                num_finished += 1
+                line = job.finish(results)
+                print(f"[{num_finished}/{len(wanted)}, {time.perf_counter() - began:.0f} s] {line}", flush=True)
+    finally:
+        for job in running:
+            job.process.terminate()  # workers of freerun end with their learner
+            job.process.wait()
+    if waiting:
+        print(f"time is up: {len(waiting)} runs were not started")
+
+
+# ---------------------------------------------------------------------------------------------- the report
+
+
+def write_report(options: Options, results: Results) -> None:
+    wanted = plans(options)
+    found = {plan: record for plan in wanted for record in results.records if fulfils(record, plan)}
+    tables = [
+        Table(
+            task,
+            describe(task, options.fraction),
+            {
+                SYSTEMS[system].label: [found[p] for p in wanted if (p.task, p.system) == (task, system) and p in found]
+                for system in options.systems
+            },
+            options.seeds,
+        )
+        for task in options.tasks
+    ]
+    remarks = [f"{len(found)} of {len(wanted)} runs are in."]
+    if others := len(results.records) - len(found):
+        remarks.append(f"Left out: {others} runs in learning.json with other settings, or not asked for.")
+    for plan in wanted:
+        if plan not in found:
+            failed = any(failure["plan"] == asdict(plan) for failure in results.failures)
+            remarks.append(f"Missing: {plan}{' (it failed; learning.json holds its log)' if failed else ''}.")
+    path = results.path.with_suffix(".md")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(markdown(tables, SYSTEMS[REFERENCE].label, remarks), encoding="utf-8")
+    print(f"wrote {path}")
+    if found:
+        draw(tables, SYSTEMS[REFERENCE].label, results.path.with_suffix(".png"))
+
+
+def describe(task: str, fraction: float) -> str:
+    defaults = {field.name: field.default for field in fields(Task)}
+    special = [f"{name} {value}" for name, value in asdict(TASKS[task]).items() if value != defaults[name]]
+    return f"{', '.join(special)}; all else as `Task` has it.{f' Steps × {fraction}.' if fraction != 1 else ''}"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["one-run"]:
+        record = run_in_this_process(Plan(**json.loads(sys.argv[2])))
+        Path(sys.argv[3]).write_text(json.dumps(asdict(record)), encoding="utf-8")
+        return
+    options = tyro.cli(Options, description=__doc__)
+    results = Results(options.output / "learning.json")
+    if not options.report_only:
+        run_all(options, results)
+    write_report(options, results)
+    if num_failed := sum(Plan(**failure["plan"]) in plans(options) for failure in results.failures):
+        raise SystemExit(f"{num_failed} runs failed; their logs are in {results.path}")
+
+
+if __name__ == "__main__":
+    main()

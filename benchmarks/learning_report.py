@@ -1,0 +1,202 @@
+"""The report of learning.py: scores beside those of the reference, with their noise, and the learning curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run, as learning.json holds it."""
+
+    task: str
+    system: str
+    seed: int
+    settings: dict[str, Any]
+    score: float
+    """Mean return of the last 100 training episodes."""
+    num_steps: int
+    num_episodes: int
+    num_updates: int
+    lag_mean: float
+    wall_seconds: float
+    """Of training and its set-up, imports left out."""
+    curve: list[tuple[int, float, float]]
+    """Steps so far, mean return of the last 100 episodes, seconds so far; at most 200 points."""
+    versions: dict[str, str]
+    machine: str
+    process_seconds: float = math.nan
+    """Of the whole process."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The runs of a task: a row per system, which may be empty."""
+
+    task: str
+    about: str
+    rows: Mapping[str, Sequence[Record]]
+    num_seeds: int
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for records in self.rows.values() for record in records]
+
+
+# ---------------------------------------------------------------------------------------------- noise
+
+
+def student_t_975(degrees: float) -> float:
+    """The 97.5 % quantile, by adding up the density: no need of scipy. At one degree of freedom it is 12.7."""
+    t = np.linspace(0.0, 13.0, 130_001)
+    log_scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(degrees * math.pi)
+    density = np.exp(log_scale - (degrees + 1) / 2 * np.log1p(t**2 / degrees))
+    area = np.cumsum((density[1:] + density[:-1]) / 2 * (t[1] - t[0]))
+    return float(np.interp(0.475, area, t[1:]))
+
+
+def welch_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of mean(a) − mean(b) without assuming equal variances (Welch 1947); needs two values of each."""
+    if min(len(a), len(b)) < 2:
+        return None
+    difference = float(np.mean(a) - np.mean(b))
+    parts = [float(np.var(values, ddof=1)) / len(values) for values in (a, b)]
+    if sum(parts) == 0:
+        return difference, difference
+    degrees = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (a, b), strict=True))
+    margin = student_t_975(degrees) * math.sqrt(sum(parts))
+    return difference - margin, difference + margin
+
+
+# ---------------------------------------------------------------------------------------------- words
+
+INTRODUCTION = """\
+# Does freerun's PPO learn as well as Stable-Baselines3's?
+
+Written by `benchmarks/learning.py` from learning.json. Return: the mean over the last 100 training episodes at the end
+of a run, in both libraries; median over seeds (lowest – highest). Minus SB3: the difference of the means over seeds,
+with Welch's 95 % interval. *No* in the last column: all of that interval lies below zero, as happens to one in 40
+equals by chance. Seconds were taken while several runs shared the machine: they are no measure of speed.
+"""
+
+
+def markdown(tables: Sequence[Table], reference: str, remarks: Sequence[str]) -> str:
+    verdicts: list[bool] = []
+    lines = [INTRODUCTION]
+    for table in tables:
+        lines += [*_section(table, reference, verdicts), ""]
+    records = [record for table in tables for record in table.records]
+    lines += [
+        "## In sum",
+        "",
+        f"- {sum(verdicts)} of {len(verdicts)} comparisons: not below SB3 beyond noise."
+        if verdicts
+        else "- No comparison yet: it takes two seeds of SB3 and two of another system.",
+        *(f"- {remark}" for remark in remarks),
+        *sorted({f"- Machine: {record.machine}" for record in records}),
+        *sorted({f"- Versions: {', '.join(f'{k} {v}' for k, v in record.versions.items())}" for record in records}),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _section(table: Table, reference: str, verdicts: list[bool]) -> Iterator[str]:
+    """A task's rows; its verdicts are added to those of the others."""
+    yield f"## {table.task}"
+    yield ""
+    yield table.about
+    yield ""
+    yield "| system | seeds | return | steps per update | mean lag | seconds | minus SB3 | not below SB3 beyond noise |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    reference_scores = [record.score for record in table.rows.get(reference, ())]
+    for label, records in table.rows.items():
+        if not records:
+            yield f"| {label} | 0 of {table.num_seeds} | | | | | | |"
+            continue
+        scores = [record.score for record in records]
+        cells = [
+            label,
+            f"{len(records)} of {table.num_seeds}",
+            f"{np.median(scores):.1f} ({min(scores):.1f} – {max(scores):.1f})",
+            f"{np.median([record.num_steps / record.num_updates for record in records]):.0f}",
+            f"{np.mean([record.lag_mean for record in records]):.2f}",
+            f"{np.median([record.wall_seconds for record in records]):.0f}",
+        ]
+        if label == reference:
+            cells += ["", ""]
+        elif (interval := welch_interval(scores, reference_scores)) is None:
+            cells += ["", "too few seeds"]
+        else:
+            low, high = interval
+            verdicts.append(high >= 0)
+            difference = np.mean(scores) - np.mean(reference_scores)
+            cells += [f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]", "yes" if high >= 0 else "**no**"]
+        yield f"| {' | '.join(cells)} |"
+    yield from _same_scores(table)
+
+
+def _same_scores(table: Table) -> Iterator[str]:
+    """Without lag, episodes do not depend on the mode: rows may hold the same runs, which are then no new evidence."""
+    by_scores: dict[tuple[float, ...], list[str]] = {}
+    for label, records in table.rows.items():
+        if records:
+            by_scores.setdefault(tuple(record.score for record in records), []).append(label)
+    for labels in by_scores.values():
+        if len(labels) > 1:
+            yield ""
+            yield f"The same scores, seed by seed: {', '.join(labels)}."
+
+
+# ---------------------------------------------------------------------------------------------- picture
+
+
+def draw(tables: Sequence[Table], reference: str, path: Path) -> None:
+    """A panel per task: the mean over seeds, and a band from the lowest to the highest."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        print(f"left out {path}: matplotlib is not installed (--report-only draws it elsewhere)")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+
+    labels = list(dict.fromkeys(label for table in tables for label in table.rows))
+    others = [label for label in labels if label != reference]
+    colours = {reference: "black", **{label: f"C{number}" for number, label in enumerate(others)}}
+    num_columns = min(3, len(tables))
+    num_rows = math.ceil(len(tables) / num_columns)
+    figure, axes = pyplot.subplots(
+        num_rows, num_columns, figsize=(5 * num_columns, 3.6 * num_rows + 0.5), squeeze=False
+    )
+    for panel in axes.flat:
+        panel.set_axis_off()
+    for table, panel in zip(tables, axes.flat, strict=False):
+        panel.set_axis_on()
+        panel.set(title=table.task, xlabel="steps", ylabel="return, last 100 episodes")
+        panel.grid(alpha=0.3)
+        for label, records in table.rows.items():
+            if records:
+                steps, curves = _on_common_steps(records)
+                width = 2.0 if label == reference else 1.2
+                panel.plot(steps, curves.mean(axis=0), color=colours[label], linewidth=width)
+                low, high = curves.min(axis=0), curves.max(axis=0)
+                panel.fill_between(steps, low, high, color=colours[label], alpha=0.1, linewidth=0)
+    handles = [Line2D([], [], color=colours[label], label=label) for label in labels]
+    figure.legend(handles=handles, loc="lower center", ncols=min(len(handles), 3 * num_columns), frameon=False)
+    figure.tight_layout(rect=(0, 0.4 / figure.get_figheight(), 1, 1))
+    figure.savefig(path, dpi=120)
+    print(f"wrote {path}")
+
+
+def _on_common_steps(records: Sequence[Record]) -> tuple[Any, Any]:
+    """Steps, and a row of returns for each run; they begin when every run has finished an episode."""
+    points = [np.array(record.curve) for record in records]
+    first, last = max(run[0, 0] for run in points), min(run[-1, 0] for run in points)
+    steps = np.linspace(first, last, 200)
+    return steps, np.array([np.interp(steps, run[:, 0], run[:, 1]) for run in points])

@@ -1,0 +1,230 @@
+"""How fast each mode collects while PPO trains, and how far that is from the limit.
+
+Every figure is taken from runs in processes of their own, interleaved (each repetition runs every case once) and
+repeated; the table shows medians and spreads. Efficiency = steps/s × mean step time / workers: the share of the time
+that a worker's environment is being stepped. Where workers outnumber cores and steps use the processor, the limit is
+the cores: there, workers count as no more than cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tyro
+
+WARM_UP_UPDATES = 2
+MEMORY_SAMPLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    env: str
+    mode: str
+    num_workers: int
+    max_lag: int = 0
+    num_epochs: int = 4
+    episodes_per_update: int = 0
+    num_updates: int = 10
+
+    @property
+    def name(self) -> str:
+        return f"{self.env} {self.mode} × {self.num_workers}, lag {self.max_lag}, {self.num_epochs} epochs"
+
+
+@dataclass(frozen=True)
+class Figures:
+    steps_per_second: float
+    episodes_per_second: float
+    efficiency: float
+    startup_seconds: float
+    worker_megabytes: float
+    """Memory of a worker's own (USS), mean over workers."""
+
+
+@dataclass(frozen=True)
+class Options:
+    repeats: int = 3
+    """How often each case is run."""
+    workers: tuple[int, ...] = (1, 10, 25, 50, 100)
+    """Numbers of workers on Straggler."""
+    envs: tuple[str, ...] = ("freerun/Straggler-v0", "CartPole-v1", "HalfCheetah-v5")
+    """Environments."""
+    output: Path = Path(__file__).parent / "results" / "throughput"
+    """Folder for throughput.json and throughput.md."""
+    case: str | None = None
+    """For the script's own use: run this one case (JSON) and print its figures."""
+
+
+def cases(options: Options) -> list[Case]:
+    chosen = []
+    if "freerun/Straggler-v0" in options.envs:
+        straggler = "freerun/Straggler-v0"
+        chosen.append(Case(straggler, "sequential", 1, episodes_per_update=2))
+        for workers in options.workers:
+            episodes = max(2, workers)
+            chosen.append(Case(straggler, "sync", workers, episodes_per_update=episodes, num_updates=6))
+            for mode in ("pipes", "executor"):
+                for max_lag in (0, 1):
+                    chosen.append(Case(straggler, mode, workers, max_lag, episodes_per_update=episodes))
+        most = max(options.workers)
+        chosen += [Case(straggler, mode, most, 0, 1, episodes_per_update=most) for mode in ("pipes", "executor")]
+    for env, episodes in (("CartPole-v1", 200), ("HalfCheetah-v5", 4)):
+        if env in options.envs:
+            chosen.append(Case(env, "sequential", 1, episodes_per_update=episodes))
+            chosen.append(Case(env, "sync", 2, episodes_per_update=episodes))
+            for mode in ("pipes", "executor"):
+                chosen += [Case(env, mode, 2, lag, episodes_per_update=episodes) for lag in (0, 1)]
+    return chosen
+
+
+# ---------------------------------------------------------------------------------------------- one case
+
+
+def measure(case: Case) -> Figures:
+    """Train; leave the first updates out; relate the rest to the mean time of a bare step."""
+    import freerun
+
+    memory: list[float] = []
+    done = threading.Event()
+    sampler = threading.Thread(target=_sample_memory, args=(memory, case.num_workers, done))
+    with tempfile.TemporaryDirectory() as folder:
+        sampler.start()
+        result = freerun.train(
+            case.env,
+            mode=case.mode,
+            num_workers=case.num_workers,
+            max_lag=case.max_lag,
+            episodes_per_update=case.episodes_per_update,
+            total_episodes=case.episodes_per_update * (case.num_updates + WARM_UP_UPDATES),
+            num_epochs=case.num_epochs,
+            minibatch_size=2000,
+            quiet=True,
+            run_dir=Path(folder) / "run",
+        )
+        done.set()
+        sampler.join()
+        lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    first, last = lines[WARM_UP_UPDATES - 1], lines[-1]
+    seconds = last["wall_seconds"] - first["wall_seconds"]
+    steps_per_second = (last["step"] - first["step"]) / seconds
+    step_seconds, is_waiting = bare_step(case.env)
+    parallel = case.num_workers if is_waiting else min(case.num_workers, os.cpu_count() or 1)
+    return Figures(
+        steps_per_second,
+        (last["episodes"] - first["episodes"]) / seconds,
+        steps_per_second * step_seconds / parallel,
+        result.summary["startup_seconds"],
+        statistics.mean(memory) if memory else 0.0,
+    )
+
+
+def bare_step(env_id: str) -> tuple[float, bool]:
+    """Mean wall seconds of a step with random actions, resets included; and whether it mostly waits."""
+    import gymnasium
+
+    import freerun.envs  # noqa: F401 - registers Straggler
+
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    env.action_space.seed(0)
+    started, used = time.perf_counter(), time.process_time()
+    num_steps, episode = 0, 0
+    while time.perf_counter() - started < 4.0:
+        env.reset(seed=episode)
+        ended = False
+        while not ended:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            ended = terminated or truncated
+            num_steps += 1
+        episode += 1
+    seconds = time.perf_counter() - started
+    return seconds / num_steps, time.process_time() - used < 0.5 * seconds
+
+
+def _sample_memory(sink: list[float], num_workers: int, done: threading.Event) -> None:
+    """The workers' own memory, looked at once, during the warm-up: looking takes a core for a moment."""
+    while not sink and not done.wait(MEMORY_SAMPLE_SECONDS):
+        sizes = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                command = process.cmdline()
+                if any("forkserver" in word for word in command) and process.ppid() != os.getpid():
+                    sizes.append(process.memory_full_info().uss / 1e6)
+        if len(sizes) >= num_workers:
+            sink[:] = sizes
+
+
+# ---------------------------------------------------------------------------------------------- all cases
+
+
+def run_all(options: Options) -> dict[str, Any]:
+    chosen = cases(options)
+    samples: dict[Case, list[Figures]] = {case: [] for case in chosen}
+    for repeat in range(options.repeats):
+        for case in chosen:
+            command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            if done.returncode != 0:
+                raise SystemExit(f"{case.name} failed:\n{done.stderr}")
+            samples[case].append(Figures(**json.loads(done.stdout.splitlines()[-1])))
+            print(f"[{repeat + 1}/{options.repeats}] {case.name}: {samples[case][-1]}", flush=True)
+    return {
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
+        "cases": [{**asdict(case), "samples": [asdict(figures) for figures in samples[case]]} for case in chosen],
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    lines = [
+        f"PPO training all the while, {report['machine']['cores']} cores; median (lowest–highest) of "
+        f"{len(report['cases'][0]['samples'])} interleaved runs, each in a process of its own.",
+        "",
+        "| environment | mode | workers | max lag | epochs | steps/s | episodes/s | efficiency | start-up s "
+        "| MB per worker |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for case in report["cases"]:
+
+        def shown(name: str, form: str, scale: float = 1.0, unit: str = "", case: dict[str, Any] = case) -> str:
+            values = sorted(scale * sample[name] for sample in case["samples"])
+            middle = format(statistics.median(values), form)
+            return f"{middle}{unit} ({format(values[0], form)}–{format(values[-1], form)})"
+
+        memory = statistics.median(sample["worker_megabytes"] for sample in case["samples"])
+        lines.append(
+            f"| {case['env']} | `{case['mode']}` | {case['num_workers']} | {case['max_lag']} | {case['num_epochs']} "
+            f"| {shown('steps_per_second', ',.0f')} | {shown('episodes_per_second', ',.1f')} "
+            f"| {shown('efficiency', '.0f', 100, ' %')} | {shown('startup_seconds', '.1f')} "
+            f"| {format(memory, '.0f') if memory else '–'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    if options.case is not None:
+        print(json.dumps(asdict(measure(Case(**json.loads(options.case))))))
+        return
+    report = run_all(options)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "throughput.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.output / "throughput.md").write_text(table(report))
+    print(table(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""The command line as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from freerun.cli import main
+
+TESTS = Path(__file__).parent
+QUICK = ["--total-episodes", "4", "--episodes-per-update", "2", "-q"]
+
+
+def freerun(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """The real command, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-m", "freerun", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, check=False)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command says to bad input: one sentence, exit code 2, no traceback."""
+    assert main(words) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("freerun: ")
+    assert text.count("\n") == 1
+    assert "Traceback" not in text
+    return text
+
+
+def test_train_leaves_a_whole_run_folder(run_dir: Path) -> None:
+    done = freerun("train", "CartPole-v1", "--mode", "pipes", "--num_workers", "2", "--total-episodes", "20",
+                   "--episodes-per-update", "10", "--run-dir", str(run_dir))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "20 episodes, 2 updates" in done.stdout
+    assert "freerun · CartPole-v1 · ppo · pipes × 2 · seed 0" in done.stderr
+    assert re.search(r"100%  step=\d+ episodes=20 update=2 return=", done.stderr), done.stderr
+    summary = json.loads((run_dir / "summary.json").read_text())
+    for name in ("mode", "algo", "env", "seed", "num_workers", "env_steps", "episodes", "updates", "wall_seconds",
+                 "steps_per_second", "episodes_per_second", "mean_return", "lag_mean", "lag_max", "dropped_steps",
+                 "worker_restarts", "ledger"):  # fmt: skip
+        assert name in summary, name
+    assert summary["num_workers"] == 2
+    assert summary["ledger"]["trained"] == 20
+    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in metrics] == [1, 2]
+    assert (run_dir / "policy.safetensors").stat().st_size > 1000
+
+
+def test_config_file_runs_again_to_the_same_weights(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = ["--hidden-sizes", "16", "--seed", "3", "--deterministic", "--env-args", "kind", "box", *QUICK]
+    assert main(["train", "toy_envs:OneBit", "--run-dir", str(first), *words]) == 0
+    config = json.loads((first / "config.json").read_text())
+    assert config["hidden_sizes"] == [16]
+    assert config["env_args"] == {"kind": "box"}
+    assert main(["train", "--config", str(first / "config.json"), "--run-dir", str(second)]) == 0
+    assert (first / "policy.safetensors").read_bytes() == (second / "policy.safetensors").read_bytes()
+    assert json.loads((second / "config.json").read_text()) == config
+
+
+def test_flags_override_the_config_file(tmp_path: Path) -> None:
+    config = tmp_path / "mine.json"
+    config.write_text(json.dumps({"env": "toy_envs:OneBit", "total_episodes": 4, "episodes_per_update": 2, "seed": 1}))
+    words = ["--config", str(config), "--seed", "9", "--mode", "sequential", "-q", "--run-dir", str(tmp_path / "run")]
+    assert main(["train", *words]) == 0
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (saved["seed"], saved["episodes_per_update"], saved["mode"]) == (9, 2, "sequential")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "CartPol-v1"], "there is no environment 'CartPol-v1': did you mean CartPole-v1"),
+        (["train", "freerun/Stragler-v0"], "did you mean freerun/Straggler-v0"),
+        (["train", "no_such_module:Env"], "No module named 'no_such_module'"),
+        (["train", "toy_envs:NoSuchEnv"], "module 'toy_envs' has no 'NoSuchEnv'"),
+        (["train", "toy_envs:not_an_env"], "must return a gymnasium.Env, but returned int"),
+        (["train", "toy_envs:UnsupportedObs"], "observation space .* is not supported: use a Box"),
+        (["train", "toy_envs:UnsupportedAction"], "action space .* is not supported: use Discrete"),
+        (["train", "toy_envs:Broken", "--env-args", "how", "nan-obs", *QUICK], "observation that is not finite"),
+        (["train", "toy_envs:Broken", "--env-args", "how", "shape", *QUICK], r"shape \(7,\)"),
+        (["train", "CartPole-v1", "--num-workers", "0"], "--num-workers must be at least 1, not 0"),
+        (["train", "CartPole-v1", "--episodes-per-update", "0"], "--episodes-per-update must be at least 1, not 0"),
+        (["train", "CartPole-v1", "--total-steps", "0"], "--total-steps must be at least 1"),
+        (["train", "CartPole-v1", "--mode", "pipe"], "there is no mode 'pipe': did you mean pipes"),
+        (["train", "CartPole-v1", "--mode", "warp"], "choose one of sequential, sync, pipes, executor"),
+        (["train", "CartPole-v1", "--algo", "pppo"], "there is no algorithm 'pppo': did you mean ppo"),
+        (["train", "CartPole-v1", "--mode", "sync", "--max-lag", "1"], "--max-lag must be 0"),
+        (["train", "CartPole-v1", "--deterministic", "--max-lag", "1"], "--deterministic needs --max-lag 0"),
+        (["train", "CartPole-v1", "--mode", "sequential", "--num-workers", "2"], "has one worker, not 2"),
+        (["train", "CartPole-v1", "--device", "cuda:7"], "--device cuda:7 cannot be used"),
+        (["train", "CartPole-v1", "--device", "gpu"], "--device gpu cannot be used"),
+        (["train", "CartPole-v1", "--env-args", "colour", "red"], "CartPole-v1"),
+        (["eval", "no/such/run"], "holds no finished run"),
+        (["frobnicate"], "there is no command 'frobnicate'"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_clear_sentence(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert re.search(message, complaint(capsys, *words))
+
+
+def test_config_file_with_a_wrong_key_or_no_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"env": "CartPole-v1", "learning_rat": 0.1}')
+    assert "unknown setting 'learning_rat': did you mean learning_rate?" in complaint(
+        capsys, "train", "--config", str(config)
+    )
+    config.write_text("{")
+    assert "is not valid JSON" in complaint(capsys, "train", "--config", str(config))
+    assert "cannot read" in complaint(capsys, "train", "--config", str(tmp_path / "none.json"))
+    config.write_text('{"env": "CartPole-v1", "num_workers": "many"}')
+    assert "wrong kind" in complaint(capsys, "train", "--config", str(config))
+
+
+def test_a_run_folder_is_never_overwritten(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    words = ["train", "toy_envs:OneBit", "--mode", "sequential", "--run-dir", str(run_dir), *QUICK]
+    assert main(words) == 0
+    before = {path: path.read_bytes() for path in run_dir.iterdir()}
+    assert "already holds a run" in complaint(capsys, *words)
+    assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
+
+
+def test_a_refused_run_leaves_no_folder(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    complaint(capsys, "train", "CartPole-v1", "--mode", "sync", "--max-lag", "1", "--run-dir", str(run_dir))
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize("flag", ["--no-such-flag", "--learning-rat"])
+def test_unknown_flag_exits_with_2(flag: str) -> None:
+    done = freerun("train", "CartPole-v1", flag, "1")
+    assert done.returncode == 2
+    assert flag in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_explains_every_flag() -> None:
+    done = freerun("train", "--help")
+    assert done.returncode == 0
+    for words in ("--num-workers", "--episodes-per-update", "--max-lag", "Whole episodes that each update learns from"):
+        assert words in done.stdout, words
+
+
+def test_exception_in_the_environment_shows_its_traceback_and_seed(
+    capsys: pytest.CaptureFixture[str], run_dir: Path
+) -> None:
+    words = ["train", "toy_envs:Broken", "--env-args", "how", "raise", "--run-dir", str(run_dir), *QUICK]
+    assert main(words) == 1
+    text = capsys.readouterr().err
+    assert "ZeroDivisionError: the simulator fell over, 100% of it" in text
+    assert "toy_envs.py" in text
+    assert re.search(r"seed \d+", text)
+
+
+def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    text = capsys.readouterr().out
+    for name in ("freerun/Straggler-v0", "ppo", "sequential", "sync", "pipes", "executor"):
+        assert name in text
+
+
+def test_eval_runs_and_films_a_policy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    run_dir = tmp_path / "run"
+    assert main(["train", "CartPole-v1", "--mode", "sequential", "--run-dir", str(run_dir), *QUICK]) == 0
+    capsys.readouterr()
+    assert main(["eval", str(run_dir), "--episodes", "3"]) == 0
+    first = capsys.readouterr().out
+    assert "over 3 episodes" in first
+    assert main(["eval", str(run_dir), "--episodes", "3", "--render", str(tmp_path / "film")]) == 0
+    second = capsys.readouterr().out
+    assert second.splitlines()[0] == first.strip(), "filming must not change the episodes"
+    assert len(list((tmp_path / "film").glob("*.gif"))) == 3
+
+
+def test_eval_refuses_a_damaged_policy(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    assert main(["train", "toy_envs:OneBit", "--mode", "sequential", "--run-dir", str(run_dir), *QUICK]) == 0
+    capsys.readouterr()
+    (run_dir / "policy.safetensors").write_bytes(b"nonsense")
+    assert "is not a policy" in complaint(capsys, "eval", str(run_dir))
+
+
+@pytest.mark.parametrize("mode", ["sequential", "sync", "pipes", "executor"])
+def test_ctrl_c_keeps_what_was_learned_and_leaves_no_process(mode: str, run_dir: Path) -> None:
+    words = ["train", "freerun/Straggler-v0", "--mode", mode, "--total-episodes", "100000",
+             "--episodes-per-update", "4", "--run-dir", str(run_dir),
+             "--env-args", "mean_seconds", "0.001", "tail_seconds", "0.005"]  # fmt: skip
+    if mode != "sequential":
+        words += ["--num-workers", "4"]
+    process = psutil.Popen(
+        [sys.executable, "-m", "freerun", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        metrics = run_dir / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+            assert time.monotonic() < deadline, "no update within a minute"
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.05)
+        family = process.children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 130, output
+        assert "Interrupted" in output
+        assert "Traceback" not in output
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["interrupted"]
+    assert summary["updates"] >= 2
+    assert main(["eval", str(run_dir), "--episodes", "1"]) == 0
+
+
+def test_workers_do_not_outlive_a_learner_that_is_killed(run_dir: Path) -> None:
+    words = ["train", "freerun/Straggler-v0", "--num-workers", "3", "--run-dir", str(run_dir)]
+    process = psutil.Popen(
+        [sys.executable, "-m", "freerun", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while len(process.children(recursive=True)) < 5:  # fork server, resource tracker, three workers
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    family = process.children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
