@@ -65,7 +65,9 @@ class Options:
     envs: tuple[str, ...] = ("freerun/Straggler-v0", "CartPole-v1", "HalfCheetah-v5")
     """Environments."""
     output: Path = Path(__file__).parent / "results" / "throughput"
-    """Folder for throughput.json and throughput.md."""
+    """Folder for throughput.json, throughput.md and throughput.png."""
+    report_only: bool = False
+    """Write table and picture again from throughput.json."""
     case: str | None = None
     """For the script's own use: run this one case (JSON) and print its figures."""
 
@@ -214,14 +216,51 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Efficiency against the number of workers on Straggler: how much of their time workers do not wait."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    lines: dict[str, list[tuple[int, float, float, float]]] = {}
+    for case in report["cases"]:
+        if case["env"] == "freerun/Straggler-v0" and case["num_epochs"] == 4 and case["mode"] != "sequential":
+            efficiency = sorted(100 * sample["efficiency"] for sample in case["samples"])
+            label = case["mode"] + (f", max lag {case['max_lag']}" if case["mode"] != "sync" else "")
+            point = (case["num_workers"], statistics.median(efficiency), efficiency[0], efficiency[-1])
+            lines.setdefault(label, []).append(point)
+    colours = {"sync": "#888888", "pipes": "#1f77b4", "executor": "#d62728"}
+    for label, points in lines.items():
+        workers, middle, low, high = zip(*sorted(points), strict=True)
+        style = "--" if label.endswith("0") else "-"
+        colour = colours[label.split(",")[0]]
+        axes.plot(workers, middle, style, marker="o", markersize=4, color=colour, label=label)
+        axes.fill_between(workers, low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.axhline(100, color="black", linewidth=0.8)
+    axes.set(xlabel="workers", ylabel="time that environments are stepped (%)", ylim=(0, 105))
+    axes.set_title(
+        f"Slow, uneven environment (10 ms a step, up to 50), PPO training, {report['machine']['cores']} cores", fontsize=10
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, loc="lower left")
+    figure.savefig(path, dpi=150)
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     if options.case is not None:
         print(json.dumps(asdict(measure(Case(**json.loads(options.case))))))
         return
-    report = run_all(options)
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "throughput.json").write_text(json.dumps(report, indent=1) + "\n")
+    results = options.output / "throughput.json"
+    if options.report_only:
+        report = json.loads(results.read_text())
+    else:
+        report = run_all(options)
+        results.write_text(json.dumps(report, indent=1) + "\n")
+    draw(report, options.output / "throughput.png")
     (options.output / "throughput.md").write_text(table(report))
     print(table(report))
 

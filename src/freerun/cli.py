@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -108,7 +108,7 @@ def train(words: list[str]) -> int:
 
 @dataclass(frozen=True)
 class _Eval:
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN_DIR")]]
     """Folder of a finished run."""
     episodes: int = 10
     """How many episodes."""
@@ -161,7 +161,7 @@ def list_names(words: list[str]) -> int:
 
 @dataclass(frozen=True)
 class _CheckEnv:
-    env: tyro.conf.Positional[str]
+    env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]]
     """A Gymnasium id or your own as module:callable."""
     episodes: int = 3
     """Episodes to try, with random actions."""

@@ -17,7 +17,7 @@ DEFAULT_TOTAL_STEPS = 100_000
 
 @dataclass(frozen=True)
 class TrainConfig(Generic[AlgorithmConfig]):
-    env: tyro.conf.Positional[str]
+    env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]]
     """A Gymnasium id (CartPole-v1, freerun/Straggler-v0, …) or your own as module:callable."""
     algorithm: tyro.conf.OmitArgPrefixes[AlgorithmConfig]
     algo: str = "ppo"
