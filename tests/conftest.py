@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from freerun import experiment
 from freerun.transport import processes
 
 # Before the first worker of the session starts, as `experiment.run` would.
+torch.set_num_threads(1)  # as in a run: threads that wait for each other are slow where cores are shared
 processes.preload([*experiment.WORKER_MODULES, "toy_envs"])
 
 

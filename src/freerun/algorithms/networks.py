@@ -26,6 +26,23 @@ def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.
     return nn.Sequential(*layers)
 
 
+def share_one_buffer(module: nn.Module) -> nn.Parameter:
+    """Lay all weights, and all gradients, end to end and return them as one parameter.
+
+    Clipping, Adam and zeroing then cost one call each instead of one per layer: a third of a small gradient step.
+    """
+    parameters = list(module.parameters())
+    whole = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
+    whole.grad = torch.zeros_like(whole)
+    start = 0
+    for parameter in parameters:
+        end = start + parameter.numel()
+        parameter.data = whole.data[start:end].view_as(parameter)
+        parameter.grad = whole.grad[start:end].view_as(parameter)
+        start = end
+    return whole
+
+
 class ActorCritic(nn.Module):
     """A policy and a value function without shared layers, behind one observation normaliser."""
 
@@ -74,8 +91,7 @@ def categorical_log_prob(logits: Tensor, categories: Sequence[int], action: Tens
     """Joint log-probability of independent categories; action [N, number of categories]."""
     log_prob = logits.new_zeros(len(logits))
     for column, part in enumerate(torch.split(logits, list(categories), dim=1)):
-        chosen = part.gather(1, action[:, column : column + 1]).squeeze(1)
-        log_prob = log_prob + chosen - part.logsumexp(dim=1)
+        log_prob = log_prob + part.log_softmax(dim=1).gather(1, action[:, column : column + 1]).squeeze(1)
     return log_prob
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,9 @@ from torch import Tensor
 
 from freerun.algorithms.actor import Activation, ActorSpec, MLPActor
 from freerun.algorithms.batch import Batch, join
-from freerun.algorithms.networks import ActorCritic
+from freerun.algorithms.networks import ActorCritic, share_one_buffer
 from freerun.algorithms.normalization import RunningMoments
-from freerun.algorithms.returns import clipped_objective, gae, importance_weight, proximal_log_prob
+from freerun.algorithms.returns import approx_kl, clipped_objective, gae, importance_weight, proximal_log_prob
 from freerun.core import Array, Demand, EnvSpec, Metrics, Segment, UserError
 
 DEFAULT_STEPS_PER_UPDATE = 2048
@@ -100,7 +99,8 @@ class PPO:
             self._net = ActorCritic(self.policy.spec).to(self._device)
         self._net.export(self.policy)
         self._shuffle = torch.Generator().manual_seed(seed)
-        self._optimizer = torch.optim.Adam(self._net.parameters(), config.learning_rate, eps=1e-5, fused=True)
+        self._weights = share_one_buffer(self._net)
+        self._optimizer = torch.optim.Adam([self._weights], config.learning_rate, eps=1e-5, fused=True)
         self._obs_moments = RunningMoments((self.policy.spec.obs_size,))
         self._return_moments = RunningMoments()
         self._segments: list[Segment] = []
@@ -139,42 +139,47 @@ class PPO:
             if lag.any():
                 proximal = proximal_log_prob(behaviour, net.log_prob(net.actor(obs), action), lag)
             weight = importance_weight(proximal, behaviour, config.max_importance_weight)
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self._device))
-        num_minibatches = num_gradient_steps = 0
+        log_ratios, losses = [], []
         for rows in self._minibatches(len(batch)):
             row_obs = obs[rows]
             head = net.actor(row_obs)
             log_ratio = net.log_prob(head, action[rows]) - proximal[rows]
-            ratio = log_ratio.exp()
+            log_ratios.append(log_ratio.detach())
+            if config.target_kl is not None and approx_kl(log_ratios[-1]) > 1.5 * config.target_kl:
+                break
             row_advantage = advantage[rows]
             if config.normalize_advantage and len(rows) > 1:
                 row_advantage = (row_advantage - row_advantage.mean()) / (row_advantage.std() + 1e-8)
-            policy_loss = -(weight[rows] * clipped_objective(ratio, row_advantage, config.clip_range)).mean()
+            objective = clipped_objective(log_ratio.exp(), row_advantage, config.clip_range)
+            policy_loss = -(weight[rows] * objective).mean()
             value_loss = (net.value(row_obs) - target[rows]).square().mean()
             loss = policy_loss + config.value_coef * value_loss
             if config.entropy_coef:
                 loss = loss - config.entropy_coef * net.entropy(head).mean()
-            with torch.no_grad():
-                approx_kl = (ratio - 1 - log_ratio).mean()  # Schulman's low-variance estimate
-                sums["approx_kl"] += approx_kl
-                sums["clip_fraction"] += ((ratio - 1).abs() > config.clip_range).float().mean()
-                sums["policy_loss"] += policy_loss
-                sums["value_loss"] += value_loss
-            num_minibatches += 1
-            if config.target_kl is not None and approx_kl > 1.5 * config.target_kl:
-                break
-            self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(net.parameters(), config.max_grad_norm)
-            self._optimizer.step()
-            num_gradient_steps += 1
-        metrics = {name: float(total) / num_minibatches for name, total in sums.items()}
+            self._step(loss)
+            losses.append(torch.stack([policy_loss.detach(), value_loss.detach()]))
         with torch.no_grad():
-            metrics["entropy"] = float(net.entropy(head).mean())
-        metrics["num_gradient_steps"] = float(num_gradient_steps)
-        metrics["learning_rate"] = float(self._optimizer.param_groups[0]["lr"])
-        metrics["explained_variance"] = float(1 - (target - value).var() / (target.var() + 1e-8))
-        return metrics
+            entropy = net.entropy(head).mean()
+        every_log_ratio = torch.cat(log_ratios)
+        mean_losses = torch.stack(losses).mean(dim=0) if losses else torch.full((2,), float("nan"))
+        return {
+            "policy_loss": float(mean_losses[0]),
+            "value_loss": float(mean_losses[1]),
+            "entropy": float(entropy),
+            "approx_kl": float(approx_kl(every_log_ratio)),
+            "clip_fraction": float(((every_log_ratio.exp() - 1).abs() > config.clip_range).float().mean()),
+            "explained_variance": float(1 - (target - value).var() / (target.var() + 1e-8)),
+            "num_gradient_steps": float(len(losses)),
+            "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
+        }
+
+    def _step(self, loss: Tensor) -> None:
+        gradient = self._weights.grad
+        assert gradient is not None
+        gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradient *= (self.config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
+        self._optimizer.step()
 
     def _advantage(self, batch: Batch, value: Tensor) -> Tensor:
         """GAE over time, [T, B], then back to flat rows."""

@@ -47,3 +47,8 @@ def proximal_log_prob(behaviour: Tensor, recomputed: Tensor, lag: Tensor) -> Ten
 def importance_weight(proximal: Tensor, behaviour: Tensor, limit: float) -> Tensor:
     """How much more likely the proximal policy was to act like this than the behaviour policy; exactly 1 at lag 0."""
     return (proximal - behaviour).exp().clamp(max=limit)
+
+
+def approx_kl(log_ratio: Tensor) -> Tensor:
+    """How far a policy has moved, from log-ratios on its own actions: mean(r − 1 − log r), never below 0."""
+    return (log_ratio.exp() - 1 - log_ratio).mean()

@@ -46,6 +46,7 @@ WORKER_STEPS = 20
 WORKER_SECONDS = 60.0
 HUGE_ACTION = 100.0
 FAST_SECONDS = 100e-6
+SLOW_SECONDS = 1e-3  # where steps are shorter, a few slow ones are more likely the machine's doing than their own
 LOCKSTEP_ENVS = 8
 UNEVEN = 1.5
 FINAL_KEYS = {"final_obs", "final_observation", "terminal_observation", "final_info"}
@@ -327,7 +328,8 @@ class Trial:
 
 
 # ---------------------------------------------------------------------------------------------- topics
-# Each gives what is not as it should be, or a row that says "ok"; one beside others is left out of the report.
+# To add one, write a function and name it in TOPICS or STEP_TOPICS. It yields a row for each thing that is not as it
+# should be, and may end with an "ok" row in any case: that one is shown only where it stands alone.
 
 
 def check_spaces(trial: Trial) -> Iterator[Row]:
@@ -408,8 +410,7 @@ def check_endings(trial: Trial) -> Iterator[Row]:
         yield "warning", found, advice
     elif lengths:
         steps = f"{lengths[0]} steps" if lengths[0] == lengths[-1] else f"{lengths[0]} to {lengths[-1]} steps"
-        num_truncated = len(lengths) - num_terminated
-        yield "ok", f"episodes of {steps}; {num_terminated} terminated, {num_truncated} truncated", ""
+        yield "ok", f"episodes of {steps}; {num_terminated} terminated, {len(lengths) - num_terminated} truncated", ""
     elif limit and limit > longest > 0:
         yield "ok", f"none within {longest:,} steps, but a TimeLimit ends episodes after {limit:,}", ""
     elif longest >= ENDLESS_STEPS:
@@ -420,37 +421,36 @@ def check_endings(trial: Trial) -> Iterator[Row]:
 
 
 def check_autoreset(trial: Trial) -> Iterator[Row]:
-    advice = (
-        "return the last observation of the episode; freerun resets, and needs it for the value of a truncated state"
-    )
+    advice = "return the last observation of the episode: its value is needed at a truncation; freerun does the resets"
     keys = {key for tape in trial.ended for key in tape.last_info} & FINAL_KEYS
+    moving = [tape for tape in trial.ended if not all(same(obs, tape.last_obs) for obs in tape.obs[1:])]
+    starts = [tape.obs[0] for tape in trial.tapes if tape.obs]
     if keys:
         yield "problem", f"the environment resets itself: info holds {', '.join(sorted(keys))}", advice
-        return
-    starts_vary = any(not same(tape.obs[0], trial.first.obs[0]) for tape in trial.tapes if tape.obs)
-    moving = [tape for tape in trial.ended if not all(same(obs, tape.last_obs) for obs in tape.obs[1:])]
-    if moving and all(_ends_at_start(trial.env, tape, starts_vary) for tape in moving):
-        # Where all episodes start alike, the environment's own way may lead back there.
-        level: Level = "problem" if starts_vary and len(moving) > 1 else "warning"
-        yield level, "the last observation of an episode is the first one of the next", advice
+    elif moving and _resets_in_step(trial.env, min(moving, key=lambda tape: tape.num_steps)):
+        yield "problem", "step() calls reset() and returns the first observation of the next episode", advice
+    elif moving and all(same(tape.last_obs, start) for tape in moving for start in starts):
+        yield "warning", "the last observation is always the first one of the next", f"if it resets itself, {advice}"
     elif trial.ended:
         yield "ok", "the last observation of an episode is its own", ""
 
 
-def _ends_at_start(env: Env, tape: Tape, starts_vary: bool) -> bool:
-    if not starts_vary:
-        return same(tape.last_obs, tape.obs[0])
-    # Where steps draw observations just as reset does, every step looks like a reset, and the last one proves nothing.
-    return _looks_reset(env, tape, tape.num_steps) and not _looks_reset(env, tape, tape.num_steps - 1)
+def _resets_in_step(env: Env, tape: Tape) -> bool:
+    """Whether the bare environment calls its own reset in the last step and returns what it got."""
+    bare, reset = env.unwrapped, env.unwrapped.reset
+    starts = []
 
+    def spy(*args: Any, **options: Any) -> Any:
+        start = reset(*args, **options)
+        starts.append(copy.deepcopy(start))
+        return start
 
-def _looks_reset(env: Env, tape: Tape, step: int) -> bool:
-    """Whether the observation of a step is the one that a reset in its place would have given."""
-    again = record(env, tape.seed, tape.actions[: step - 1], REPLAY_STEPS, REPLAY_SECONDS)
-    if again.num_steps < step - 1 or step >= len(tape.obs):
-        return False
-    with _raising("reset()"):
-        return same(env.reset()[0], tape.obs[step])
+    bare.reset = spy  # type: ignore[method-assign]
+    try:
+        again = record(env, tape.seed, tape.actions, tape.num_steps, max_seconds=2 * sum(tape.step_seconds) + 1)
+    finally:
+        bare.reset = reset  # type: ignore[method-assign]
+    return len(starts) > 1 and same(starts[-1][0], again.last_obs)
 
 
 def check_workers(trial: Trial) -> Iterator[Row]:
@@ -521,8 +521,8 @@ def check_step_times(trial: Trial) -> Iterator[Row]:
     lockstep = float(chances @ seconds) / mean
     if mean < FAST_SECONDS:
         advice = "fast: --mode sequential or a few workers will do; more processes cost more than they bring"
-    elif lockstep < UNEVEN:
-        advice = "slow enough for worker processes, and even: --mode pipes"
+    elif mean < SLOW_SECONDS or lockstep < UNEVEN:
+        advice = "slow enough to be worth worker processes: --mode pipes"
     else:
         advice = (
             f"slow and uneven: --mode pipes --max-lag 1. With --mode sync, {LOCKSTEP_ENVS} environments would wait "
