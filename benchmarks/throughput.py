@@ -241,7 +241,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     axes.axhline(100, color="black", linewidth=0.8)
     axes.set(xlabel="workers", ylabel="time that environments are stepped (%)", ylim=(0, 105))
     axes.set_title(
-        f"Slow, uneven environment (10 ms a step, up to 50), PPO training, {report['machine']['cores']} cores", fontsize=10
+        f"Slow, uneven environment (10 ms a step, up to 50), PPO training, {report['machine']['cores']} cores",
+        fontsize=10,
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, loc="lower left")

@@ -19,6 +19,7 @@ from rich.console import Console
 from freerun import cli
 from freerun.core import EnvFailure, UserError
 from freerun.envs import check as check_module
+from freerun.envs import tape
 from freerun.envs.check import Finding, Level, check, print_report
 from freerun.transport import processes
 
@@ -432,7 +433,7 @@ def test_an_environment_that_hangs_in_a_worker_is_given_up(monkeypatch: pytest.M
 
 def test_time_is_bounded_and_an_end_out_of_reach_is_only_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_module, "SECONDS_PER_EPISODE", 0.2)
-    monkeypatch.setattr(check_module, "REPLAY_SECONDS", 0.1)
+    monkeypatch.setattr(tape, "REPLAY_SECONDS", 0.1)
     started = time.monotonic()
     findings = check(Slow, {}, num_episodes=2)
     assert time.monotonic() - started < 10.0

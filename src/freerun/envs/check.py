@@ -1,27 +1,18 @@
-"""`freerun check-env`: looks for what is wrong with an environment, and says how to mend it.
-
-Besides collectors/rollout.py this is the only caller of `env.step`: what a Lane mends on the way (types, flags, copies)
-is what has to be seen here, so the bare environment is stepped; and nobody learns from these steps.
-"""
+"""`freerun check-env`: looks for what is wrong with an environment, and says how to mend it."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import numbers
 import pickle
 import random
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import cloudpickle
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from rich.console import Console
@@ -30,9 +21,21 @@ from rich.text import Text
 
 from freerun.core import EnvFailure, UserError, episode_seed
 from freerun.envs.gymnasium import EnvName, Lane, make
+from freerun.envs.tape import (
+    REPLAY_SECONDS,
+    Env,
+    Tape,
+    difference,
+    raising,
+    random_actions,
+    record,
+    replay,
+    replay_beside,
+    same,
+    short,
+)
 from freerun.transport import processes
 
-Env = gymnasium.Env[Any, Any]
 Level = Literal["ok", "warning", "problem"]
 Row = tuple[Level, str, str]
 """How good, what was found, what to do."""
@@ -40,8 +43,6 @@ Row = tuple[Level, str, str]
 SECONDS_PER_EPISODE = 2.0
 MAX_STEPS = 10_000
 ENDLESS_STEPS = 1_000  # an episode that is longer when time is up is taken for one that never ends
-REPLAY_STEPS = 200
-REPLAY_SECONDS = 1.0
 WORKER_STEPS = 20
 WORKER_SECONDS = 60.0
 HUGE_ACTION = 100.0
@@ -88,207 +89,6 @@ class Finding:
         return self.level != "problem"
 
 
-# ---------------------------------------------------------------------------------------------- recording
-
-
-@dataclass
-class Tape:
-    """One episode as the environment gave it."""
-
-    seed: int
-    obs: list[Any] = field(default_factory=list)
-    """The first REPLAY_STEPS + 1: a long episode of images would not fit into memory."""
-    last_obs: Any = None
-    actions: list[Any] = field(default_factory=list)
-    results: list[tuple[Any, bool, bool]] = field(default_factory=list)
-    """Reward, terminated and truncated of each step."""
-    last_info: Mapping[str, Any] = field(default_factory=dict)
-    reset_seconds: float = 0.0
-    step_seconds: list[float] = field(default_factory=list)
-    reuses_buffer: bool = False
-    faults: dict[str, str] = field(default_factory=dict)
-    """The first of each kind in FAULTS."""
-    failure: str | None = None
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.results)
-
-    @property
-    def ended(self) -> bool:
-        return bool(self.results) and any(self.results[-1][1:])
-
-    @property
-    def place(self) -> str:
-        return f"after {self.num_steps} steps of the episode with seed {self.seed}"
-
-    def note(self, kind: str, found: str) -> None:
-        self.faults.setdefault(kind, f"{found}, {self.place}")
-
-    def add_obs(self, space: spaces.Space[Any], obs: Any) -> None:
-        for kind, found in _obs_faults(space, obs):
-            self.note(kind, found)
-        self.last_obs = copy.deepcopy(obs)
-        if len(self.obs) <= REPLAY_STEPS:
-            self.obs.append(self.last_obs)
-
-    def add_result(self, reward: Any, terminated: Any, truncated: Any) -> None:
-        self.results.append((copy.copy(reward), bool(np.any(terminated)), bool(np.any(truncated))))
-        if not isinstance(reward, numbers.Real | np.bool_) and getattr(reward, "ndim", None) != 0:
-            self.note("reward", f"the reward is no number, but {_short(reward)}")
-        elif not math.isfinite(float(reward)):
-            self.note("reward", f"the reward is {float(reward)}")
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if np.ndim(flag) or flag not in (False, True):
-                self.note("flag", f"{name} is no bool, but {_short(flag)}")
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else text[:59] + "…"
-
-
-def _obs_faults(space: spaces.Space[Any], obs: Any) -> Iterator[tuple[str, str]]:
-    """Kinds in FAULTS and what was found, in the order in which freerun would stumble over them."""
-    try:
-        flat = space if isinstance(space, spaces.Box) else spaces.utils.flatten_space(space)
-        if not isinstance(flat, spaces.Box):
-            return  # not supported, as the topic `spaces` says
-        array = np.asarray(obs if flat is space else spaces.utils.flatten(space, obs))
-        finite = np.isfinite(array)
-    except NotImplementedError:
-        return  # not supported either
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        yield "unreadable", f"observation {_short(obs)} does not fit {_short(space)} ({error})"
-        return
-    if array.shape != flat.shape:
-        yield "shape", f"the observation has shape {array.shape}, but observation_space says {flat.shape}"
-    elif not finite.all():
-        yield "finite", f"there is {array[~finite][0]} in the observation"
-    elif isinstance(space, spaces.Box):
-        # Compared in the type of the bounds: a float64 may lie beyond them by less than a rounding to float32.
-        rounded = array.astype(space.dtype) if space.dtype.kind == "f" else array
-        outside = (rounded < space.low) | (rounded > space.high)
-        if outside.any():
-            low, high = space.low[outside][0], space.high[outside][0]
-            yield "outside", f"observation value {array[outside][0]:.6g} lies outside {low:.6g} to {high:.6g}"
-    else:
-        with warnings.catch_warnings(action="ignore"):  # Gymnasium advises against lists; freerun reads them
-            if not space.contains(obs):
-                yield "outside", f"observation {_short(obs)} lies outside its space"
-
-
-@contextlib.contextmanager
-def _raising(doing: str) -> Iterator[None]:
-    """What the environment raises becomes an EnvFailure with the last two frames: where, and who called that."""
-    try:
-        yield
-    except (EnvFailure, UserError):
-        raise
-    except Exception as error:
-        frames = error.__traceback__
-        while frames and frames.tb_frame.f_code.co_filename in (__file__, contextlib.__file__):
-            frames = frames.tb_next
-        lines = traceback.format_tb(frames, limit=-2) + traceback.format_exception_only(error)
-        raise EnvFailure(f"{doing} raised\n{''.join(lines).rstrip()}") from None
-
-
-def random_actions(env: Env, seed: int) -> Iterator[Any]:
-    with _raising("action_space.sample()"):
-        space = copy.deepcopy(env.action_space)  # the environment may draw from its own
-        space.seed(seed)
-        while True:
-            yield space.sample()
-
-
-def play(env: Env, tape: Tape, actions: Iterable[Any], global_seed: int = 0) -> Iterator[None]:
-    """Record an episode on the tape, a step per `next`; the global generators start from a seed of their own."""
-    random.seed(global_seed)
-    np.random.seed(global_seed)
-    with _raising(f"reset(seed={tape.seed})"):
-        space, started = env.observation_space, time.perf_counter()
-        result: Any = env.reset(seed=tape.seed)
-        tape.reset_seconds = time.perf_counter() - started
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            tape.note("reset", f"reset() returns {type(result).__name__}, no pair of observation and info")
-            result = (result, {})
-        obs = result[0]
-        tape.add_obs(space, obs)
-    for action in actions:
-        yield
-        tape.actions.append(action)
-        before, given = obs, copy.deepcopy(action)  # the environment may change what it is given
-        with _raising(f"step() {tape.place}"):
-            started = time.perf_counter()
-            result = env.step(given)
-            tape.step_seconds.append(time.perf_counter() - started)
-            if not isinstance(result, tuple) or len(result) not in (4, 5):
-                tape.note("step", f"step() returns {_short(result)}, not five values")
-                return
-            if len(result) == 4:
-                tape.note("step", "step() returns four values, as in the old gym, not five")
-                result = (*result[:3], False, result[3])
-            obs, reward, terminated, truncated, info = result
-            tape.add_result(reward, terminated, truncated)
-            tape.add_obs(space, obs)
-        tape.reuses_buffer |= isinstance(obs, np.ndarray) and obs is before
-        tape.last_info = info if isinstance(info, dict) else {}
-        if not isinstance(info, dict):
-            tape.note("info", f"info is no dict, but {_short(info)}")
-        if tape.ended:
-            return
-
-
-def record(
-    env: Env, seed: int, actions: Iterable[Any], max_steps: int, max_seconds: float, global_seed: int = 0
-) -> Tape:
-    """Play until the episode, the steps or the time are over, or the environment raises."""
-    tape = Tape(seed)
-    deadline = time.perf_counter() + max_seconds
-    try:
-        for _ in play(env, tape, actions, global_seed):
-            if tape.num_steps >= max_steps or time.perf_counter() > deadline:
-                break
-    except EnvFailure as failure:
-        tape.failure = str(failure)
-    return tape
-
-
-def replay(env: Env, tape: Tape, seed: int | None = None, global_seed: int = 0) -> Tape:
-    """The same actions again, except one that raised."""
-    seed, actions = tape.seed if seed is None else seed, tape.actions[: tape.num_steps]
-    return record(env, seed, actions, REPLAY_STEPS, REPLAY_SECONDS, global_seed)
-
-
-def replay_beside(other: Env, other_seed: int, env: Env, tape: Tape) -> Tape:
-    """The same actions again, in turn with another environment."""
-    again, actions = Tape(tape.seed), tape.actions[: min(tape.num_steps, REPLAY_STEPS)]
-    deadline = time.perf_counter() + 2 * REPLAY_SECONDS
-    for _ in zip(play(env, again, actions), play(other, Tape(other_seed), actions), strict=False):
-        if time.perf_counter() > deadline:
-            break
-    return again
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return len(one) == len(other) and all(map(same, one, other))
-    first, second = np.asarray(one), np.asarray(other)
-    return np.array_equal(first, second, equal_nan=first.dtype.kind == second.dtype.kind == "f")
-
-
-def difference(one: Tape, other: Tape) -> str | None:
-    """Where two tapes first differ, as far as both go."""
-    for step, (first, second) in enumerate(zip(one.obs, other.obs, strict=False)):
-        if step and not same(one.results[step - 1], other.results[step - 1]):
-            return f"reward, terminated or truncated of step {step} differ"
-        if not same(first, second):
-            return f"the observation after {step} steps differs"
-    return other.failure
-
-
 class Trial:
     """An environment and some episodes recorded from it with random actions: what the topics look at."""
 
@@ -314,7 +114,7 @@ class Trial:
 
     def close(self) -> tuple[()]:
         for env in self.envs:
-            with _raising("close()"):
+            with raising("close()"):
                 env.close()
         return ()
 
@@ -354,7 +154,7 @@ def check_spaces(trial: Trial) -> Iterator[Row]:
 
 
 def _describe(space: spaces.Space[Any]) -> str:
-    return f"Box{space.shape} {space.dtype}" if isinstance(space, spaces.Box) else _short(space)
+    return f"Box{space.shape} {space.dtype}" if isinstance(space, spaces.Box) else short(space)
 
 
 def check_errors(trial: Trial) -> Iterator[Row]:
@@ -457,7 +257,7 @@ def check_workers(trial: Trial) -> Iterator[Row]:
     first = trial.first
     order = (trial.name, dict(trial.env_args), first.seed, first.actions[: min(first.num_steps, WORKER_STEPS)])
     try:
-        with _raising("pickling the factory"):
+        with raising("pickling the factory"):
             packed = cloudpickle.dumps(order)
     except EnvFailure as failure:
         advice = "open files, locks and connections inside the environment's __init__, or name it as module:callable"
@@ -498,7 +298,7 @@ def _ask_worker(packed: bytes) -> tuple[str | None, Any]:
 def _work(connection: Connection, packed: bytes) -> None:
     processes.enter_worker()
     try:
-        with _raising("in a worker, building the environment"):
+        with raising("in a worker, building the environment"):
             name, env_args, seed, actions = pickle.loads(packed)
             env = make(name, env_args)
         tape = record(env, seed, actions, WORKER_STEPS, REPLAY_SECONDS)

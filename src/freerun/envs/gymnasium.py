@@ -72,13 +72,13 @@ def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         extra = next((extra for word, extra in EXTRAS.items() if word in described), None)
         advice = f"pip install 'freerun[{extra}]'" if extra else str(error)
         raise UserError(f"environment {env!r} needs something that is not installed: {advice}") from None
-    except (gymnasium.error.UnregisteredEnv, gymnasium.error.NamespaceNotFound, gymnasium.error.Error) as error:
-        raise UserError(_unknown(env, error)) from None
+    except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound):
+        raise UserError(_unknown(env)) from None
+    except gymnasium.error.Error as error:
+        raise UserError(f"environment {env!r} cannot be built: {error}") from None
 
 
-def _unknown(env: str, error: Exception) -> str:
-    if env in gymnasium.registry:
-        return f"environment {env!r} cannot be built: {error}"
+def _unknown(env: str) -> str:
     close = difflib.get_close_matches(env, list(gymnasium.registry), n=3, cutoff=0.5)
     advice = f"did you mean {' or '.join(close)}?" if close else "`freerun list` names some"
     return f"there is no environment {env!r}: {advice} (your own: module:callable)"
