@@ -230,13 +230,17 @@ def run_freerun(plan: Plan) -> dict[str, Any]:
         ).summary
         wall_seconds = time.perf_counter() - started
         lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    points = [(line["step"], line["return_mean"], line["wall_seconds"]) for line in lines]
+    if not points or points[-1][0] < summary["env_steps"]:
+        # The steps ran out between two updates: the last episodes are in the summary alone.
+        points.append((summary["env_steps"], summary["mean_return"], summary["wall_seconds"]))
     return {
         "wall_seconds": wall_seconds,
         "num_steps": summary["env_steps"],
         "num_episodes": summary["episodes"],
         "num_updates": summary["updates"],
         "lag_mean": summary["lag_mean"],
-        "curve": [(line["step"], line["return_mean"], line["wall_seconds"]) for line in lines],
+        "curve": points,
     }
 
 
@@ -248,7 +252,6 @@ def run_in_this_process(plan: Plan) -> Record:
     curve = outcome.pop("curve")
     if not curve:
         raise RuntimeError(f"no episode ended within {plan.total_steps} steps: raise --fraction")
-    # The last point holds all episodes of the run, in both libraries.
     thinned = [curve[row] for row in np.unique(np.linspace(0, len(curve) - 1, 200).round().astype(int))]
     return Record(
         **outcome,
@@ -363,8 +366,8 @@ def run_all(options: Options, results: Results) -> None:
     began = time.perf_counter()
     wanted = plans(options)
     if options.fresh:
-        for plan in wanted:
-            results.forget(plan)
+        for old in wanted:
+            results.forget(old)
     waiting = [plan for plan in wanted if not any(fulfils(record, plan) for record in results.records)]
     print(f"{len(wanted)} runs, {len(wanted) - len(waiting)} of them already in {results.path}", flush=True)
     running: list[Job] = []
@@ -390,12 +393,14 @@ def run_all(options: Options, results: Results) -> None:
                 num_finished += 1
                 line = job.finish(results)
                 print(f"[{num_finished}/{len(wanted)}, {time.perf_counter() - began:.0f} s] {line}", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: finished runs are kept")
     finally:
         for job in running:
             job.process.terminate()  # workers of freerun end with their learner
             job.process.wait()
-    if waiting:
-        print(f"time is up: {len(waiting)} runs were not started")
+    if num_missing := len(waiting) + len(running):
+        print(f"{num_missing} runs are missing: the same command continues with them", flush=True)
 
 
 # ---------------------------------------------------------------------------------------------- the report

@@ -82,7 +82,8 @@ INTRODUCTION = """\
 Written by `benchmarks/learning.py` from learning.json. Return: the mean over the last 100 training episodes at the end
 of a run, in both libraries; median over seeds (lowest – highest). Minus SB3: the difference of the means over seeds,
 with Welch's 95 % interval. *No* in the last column: all of that interval lies below zero, as happens to one in 40
-equals by chance. Seconds were taken while several runs shared the machine: they are no measure of speed.
+equals by chance. Steps and updates: medians; freerun learns from whole episodes, so they may differ from SB3's.
+Seconds were taken while several runs shared the machine: they are no measure of speed.
 """
 
 
@@ -111,7 +112,7 @@ def _section(table: Table, reference: str, verdicts: list[bool]) -> Iterator[str
     yield ""
     yield table.about
     yield ""
-    yield "| system | seeds | return | steps per update | mean lag | seconds | minus SB3 | not below SB3 beyond noise |"
+    yield "| system | seeds | return | steps / updates | mean lag | seconds | minus SB3 | not below SB3 beyond noise |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     reference_scores = [record.score for record in table.rows.get(reference, ())]
     for label, records in table.rows.items():
@@ -123,7 +124,7 @@ def _section(table: Table, reference: str, verdicts: list[bool]) -> Iterator[str
             label,
             f"{len(records)} of {table.num_seeds}",
             f"{np.median(scores):.1f} ({min(scores):.1f} – {max(scores):.1f})",
-            f"{np.median([record.num_steps / record.num_updates for record in records]):.0f}",
+            f"{np.median([r.num_steps for r in records]):.0f} / {np.median([r.num_updates for r in records]):.0f}",
             f"{np.mean([record.lag_mean for record in records]):.2f}",
             f"{np.median([record.wall_seconds for record in records]):.0f}",
         ]

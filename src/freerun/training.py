@@ -33,12 +33,13 @@ def train(
     collector.publish(algorithm.policy.weights, ledger.version)
     while (progress := budget.progress(ledger)) < 1.0:
         started = time.perf_counter()
-        segments = collector.collect(algorithm.demand())
+        while True:  # an empty demand takes what has arrived
+            segments = collector.collect(algorithm.demand())
+            ledger.account(segments)
+            algorithm.observe(segments)
+            if not algorithm.demand():
+                break
         shares.learner_waited(time.perf_counter() - started)
-        ledger.account(segments)
-        algorithm.observe(segments)
-        if algorithm.demand():
-            continue
         started = time.perf_counter()
         metrics = algorithm.update(ledger.version, progress)
         shares.learner_updated(time.perf_counter() - started)

@@ -90,6 +90,15 @@ def test_demand_in_steps_becomes_episodes_by_their_length() -> None:
     taken(rounds)
 
 
+def test_a_demand_in_steps_grants_nothing_ahead_before_lengths_are_known() -> None:
+    rounds = Rounds(max_lag=4)
+    rounds.open(Demand(steps=1000))
+    assert len(finish(rounds, num_steps=50)) == FIRST_ROUND_EPISODES
+    taken(rounds)
+    rounds.open(Demand(steps=600))
+    assert len(finish(rounds, num_steps=50)) == 12 * 5
+
+
 def test_an_episode_that_would_grow_too_old_is_taken_with_the_round() -> None:
     rounds = Rounds(max_lag=1)
     rounds.open(Demand(episodes=4))

@@ -15,7 +15,7 @@ from freerun.core import Array, Decision, EnvSpec, FloatArray, UserError
 
 Activation = Literal["tanh", "relu"]
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-NORMALIZED_OBS_LIMIT = 10.0
+NORMALIZED_LIMIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class MLPActor:
         """One observation [obs_size], for which a matrix-vector product is fastest, or many [B, obs_size]."""
         if self.spec.normalize_obs:
             x = (x - self.arrays["obs_mean"]) * self.arrays["obs_scale"]
-            np.minimum(x, NORMALIZED_OBS_LIMIT, out=x)
-            np.maximum(x, -NORMALIZED_OBS_LIMIT, out=x)
+            np.minimum(x, NORMALIZED_LIMIT, out=x)
+            np.maximum(x, -NORMALIZED_LIMIT, out=x)
         last = len(self._layers) - 1
         for layer, (weight, bias) in enumerate(self._layers):
             x = weight.dot(x) if x.ndim == 1 else x.dot(weight.T)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from freerun.algorithms.actor import LOG_SQRT_2PI, NORMALIZED_OBS_LIMIT, Activation, ActorSpec, MLPActor
+from freerun.algorithms.actor import LOG_SQRT_2PI, NORMALIZED_LIMIT, Activation, ActorSpec, MLPActor
 
 
 def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.Sequential:
@@ -62,7 +62,7 @@ class ActorCritic(nn.Module):
     def normalize(self, obs: Tensor) -> Tensor:
         if not self.spec.normalize_obs:
             return obs
-        return ((obs - self.obs_mean) * self.obs_scale).clamp(-NORMALIZED_OBS_LIMIT, NORMALIZED_OBS_LIMIT)
+        return ((obs - self.obs_mean) * self.obs_scale).clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
 
     def value(self, normalized_obs: Tensor) -> Tensor:
         return self.critic(normalized_obs).squeeze(-1)  # type: ignore[no-any-return]

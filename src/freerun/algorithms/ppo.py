@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from freerun.algorithms.actor import Activation, ActorSpec, MLPActor
+from freerun.algorithms.actor import NORMALIZED_LIMIT, Activation, ActorSpec, MLPActor
 from freerun.algorithms.batch import Batch, join
 from freerun.algorithms.networks import ActorCritic, share_one_buffer
 from freerun.algorithms.normalization import RunningMoments
@@ -212,7 +212,8 @@ class PPO:
             discounted[step] = running
             running = np.where(ended[step], 0.0, running)
         self._return_moments.update(discounted[batch.mask])
-        return (batch.reward * self._return_moments.scale).astype(np.float32)
+        scaled = batch.reward * self._return_moments.scale
+        return np.clip(scaled, -NORMALIZED_LIMIT, NORMALIZED_LIMIT).astype(np.float32)
 
     def _minibatches(self, num_rows: int) -> Iterator[Tensor]:
         num_minibatches = max(1, round(num_rows / self.config.minibatch_size))

@@ -36,13 +36,17 @@ class Rounds:
         self._measured_episodes = 0
 
     def open(self, demand: Demand) -> None:
-        """Grant the episodes that meet the demand, and as many again for every update of allowed lag."""
+        """Grant the episodes that meet the demand, and as many again for every update of allowed lag.
+
+        Until the length of episodes is known, a demand in steps grants nothing ahead: it could be far too much.
+        """
         num_now = num_episodes = demand.episodes
         if demand.steps:
             num_now, num_episodes = self._episodes_for(demand.steps)
         self._end = self._first + num_now
-        ahead = self._first + num_episodes * (1 + self._max_lag) if self._max_lag else 0
-        self._limit = max(self._limit, self._end, ahead)
+        self._limit = max(self._limit, self._end)
+        if self._max_lag and not (demand.steps and self._measured_episodes == 0):
+            self._limit = max(self._limit, self._first + num_episodes * (1 + self._max_lag))
 
     def _episodes_for(self, steps: int) -> tuple[int, int]:
         """How many episodes to wait for now, and how many all these steps will take.
