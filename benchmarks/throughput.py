@@ -76,13 +76,13 @@ def cases(options: Options) -> list[Case]:
     chosen = []
     if "freerun/Straggler-v0" in options.envs:
         straggler = "freerun/Straggler-v0"
-        chosen.append(Case(straggler, "sequential", 1, episodes_per_update=2))
+        chosen.append(Case(straggler, "sequential", 1, episodes_per_update=2, num_updates=4))
         for workers in options.workers:
             episodes = max(2, workers)
-            chosen.append(Case(straggler, "sync", workers, episodes_per_update=episodes, num_updates=6))
+            updates = 4 if workers == 1 else 10  # a lone worker has nobody to wait for: little to measure
+            chosen.append(Case(straggler, "sync", workers, episodes_per_update=episodes, num_updates=min(5, updates)))
             for mode in ("pipes", "executor"):
-                for max_lag in (0, 1):
-                    chosen.append(Case(straggler, mode, workers, max_lag, episodes_per_update=episodes))
+                chosen += [Case(straggler, mode, workers, lag, 4, episodes, updates) for lag in (0, 1)]
         most = max(options.workers)
         chosen += [Case(straggler, mode, most, 0, 1, episodes_per_update=most) for mode in ("pipes", "executor")]
     for env, episodes in (("CartPole-v1", 200), ("HalfCheetah-v5", 4)):

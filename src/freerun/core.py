@@ -48,9 +48,9 @@ class StepResult(NamedTuple):
     """What to act on next: where an environment resets itself, the first observation of the next episode."""
     final_obs: Array
     """The successor of the step: where an episode ended, its last observation."""
-    reward: Array
-    terminated: Array
-    truncated: Array
+    reward: Array | Sequence[float]
+    terminated: Array | Sequence[bool]
+    truncated: Array | Sequence[bool]
 
 
 class VectorEnv(Protocol):

@@ -126,8 +126,7 @@ class MLPActor:
             # however many environments share the call.
             rows = [self.act(obs[i : i + 1], None if noise is None else noise[i : i + 1]) for i in range(num_rows)]
             return Decision(*(np.concatenate(column) for column in zip(*rows, strict=True)))
-        output = self._forward(obs.reshape(-1) if num_rows == 1 else obs.reshape(num_rows, -1))
-        output = output.reshape(num_rows, -1)
+        output = self._forward(obs.reshape(-1) if num_rows == 1 else obs.reshape(num_rows, -1)).reshape(num_rows, -1)
         return self._gaussian(output, noise) if self.spec.gaussian_size else self._categorical(output, noise)
 
     def _forward(self, x: Array) -> FloatArray:

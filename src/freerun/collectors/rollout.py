@@ -102,7 +102,7 @@ class Rollout:
     def run(self, episodes: Iterator[int]) -> Iterator[Segment]:
         """Run these episodes and hand each over as it ends."""
         lanes: list[Episode | None] = [None] * self._env.num_envs
-        actions = np.zeros((len(lanes), *self._env.spec.action_shape), self._env.spec.action_space.dtype)
+        padded = np.zeros((len(lanes), *self._env.spec.action_shape), self._env.spec.action_space.dtype)
         obs = np.empty(0)
         running: list[Episode] = []
         rows: list[int] | slice = slice(None)
@@ -115,7 +115,10 @@ class Rollout:
                 rows = slice(None) if len(running) == len(lanes) else [episode.lane for episode in running]
             noise = [episode.noise() for episode in running]
             decision = self._policy.act(obs[rows], noise[0] if len(noise) == 1 else np.concatenate(noise))
-            actions[rows] = decision.action
+            actions = decision.action
+            if len(running) < len(lanes):  # lanes at rest get an action too, and ignore it
+                padded[rows] = actions
+                actions = padded
             obs, final_obs, reward, terminated, truncated = self._env.step(actions)
             for row, episode in enumerate(running):
                 lane = episode.lane

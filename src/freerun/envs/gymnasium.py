@@ -217,9 +217,6 @@ class Lanes:
         self._lanes = lanes
         space = self.spec.observation_space
         self._obs = np.zeros((self.num_envs, *space.shape), space.dtype)
-        self._reward = np.zeros(self.num_envs, np.float32)
-        self._terminated = np.zeros(self.num_envs, np.bool_)
-        self._truncated = np.zeros(self.num_envs, np.bool_)
 
     def reset(self, seeds: Sequence[int | None]) -> Array:
         for row, (lane, seed) in enumerate(zip(self._lanes, seeds, strict=True)):
@@ -228,10 +225,13 @@ class Lanes:
         return self._obs
 
     def step(self, action: Array) -> StepResult:
+        rewards, terminations, truncations = [], [], []
         for row, lane in enumerate(self._lanes):
-            obs, self._reward[row], self._terminated[row], self._truncated[row], _ = lane.step(action[row])
-            self._obs[row] = obs
-        return StepResult(self._obs, self._obs, self._reward, self._terminated, self._truncated)
+            self._obs[row], reward, terminated, truncated, _ = lane.step(action[row])
+            rewards.append(reward)
+            terminations.append(terminated)
+            truncations.append(truncated)
+        return StepResult(self._obs, self._obs, rewards, terminations, truncations)
 
     def close(self) -> None:
         for lane in self._lanes:

@@ -37,11 +37,10 @@ class Ledger:
         """Note what the collector has handed over."""
         for segment in segments:
             self.steps += segment.num_steps
-            lag = self.version - segment.version
-            self._lag_sum += int(lag.sum())
-            self.lag_max = max(self.lag_max, int(lag.max()))
-            versions, counts = np.unique(segment.version, return_counts=True)
-            self._steps_by_version.update(dict(zip(versions.tolist(), counts.tolist(), strict=True)))
+            for version, num_steps in Counter(segment.version.ravel().tolist()).items():
+                self._steps_by_version[version] += num_steps
+                self._lag_sum += (self.version - version) * num_steps
+                self.lag_max = max(self.lag_max, self.version - version)
             for column in range(segment.reward.shape[1]):
                 self._account_column(segment, column)
 
