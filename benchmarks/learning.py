@@ -424,10 +424,13 @@ def write_report(options: Options, results: Results) -> None:
     remarks = [f"{len(found)} of {len(wanted)} runs are in."]
     if others := len(results.records) - len(found):
         remarks.append(f"Left out: {others} runs in learning.json with other settings, or not asked for.")
+    missing: dict[tuple[str, str], list[int]] = {}
     for plan in wanted:
         if plan not in found:
-            failed = any(failure["plan"] == asdict(plan) for failure in results.failures)
-            remarks.append(f"Missing: {plan}{' (it failed; learning.json holds its log)' if failed else ''}.")
+            missing.setdefault((plan.task, SYSTEMS[plan.system].label), []).append(plan.seed)
+    remarks += [f"Missing: {task}, {label}, seeds {seeds}." for (task, label), seeds in sorted(missing.items())]
+    if results.failures:
+        remarks.append(f"{len(results.failures)} runs failed; learning.json holds their logs.")
     path = results.path.with_suffix(".md")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(markdown(tables, SYSTEMS[REFERENCE].label, remarks), encoding="utf-8")

@@ -166,6 +166,7 @@ def draw(tables: Sequence[Table], reference: str, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
 
     labels = list(dict.fromkeys(label for table in tables for label in table.rows))
     others = [label for label in labels if label != reference]
@@ -179,7 +180,9 @@ def draw(tables: Sequence[Table], reference: str, path: Path) -> None:
         panel.set_axis_off()
     for table, panel in zip(tables, axes.flat, strict=False):
         panel.set_axis_on()
-        panel.set(title=table.task, xlabel="steps", ylabel="return, last 100 episodes")
+        panel.set(title=table.task, xlabel="thousand steps", ylabel="return, last 100 episodes")
+        panel.xaxis.set_major_locator(MaxNLocator(6))
+        panel.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:.0f}")
         panel.grid(alpha=0.3)
         for label, records in table.rows.items():
             if records:

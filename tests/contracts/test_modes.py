@@ -149,6 +149,19 @@ def test_workers_go_on_while_the_learner_updates(mode: str) -> None:
     assert [int(segment.episode[0, 0]) for segment in first + second] == list(range(8))
 
 
+@pytest.mark.parametrize("mode", experiment.MODES)
+def test_an_empty_demand_takes_what_has_arrived_and_does_not_wait(mode: str) -> None:
+    max_lag = 1 if mode in LAGGING else 0
+    with collecting(mode, "toy_envs:Audit", num_workers=2, max_lag=max_lag, short=5, long=5) as collector:
+        assert collector.collect(Demand()) == []
+        collector.collect(Demand(episodes=3))
+        arrived: list[Segment] = []
+        deadline = time.monotonic() + 10
+        while len(arrived) < 3 * max_lag and time.monotonic() < deadline:
+            arrived += collector.collect(Demand())
+        assert [int(segment.episode[0, 0]) for segment in arrived] == [3, 4, 5][: 3 * max_lag]
+
+
 @pytest.mark.parametrize("mode", ["sequential", "sync"])
 def test_modes_that_take_turns_refuse_lag(mode: str) -> None:
     with pytest.raises(UserError, match="--max-lag must be 0"), collecting(mode, "toy_envs:Audit", max_lag=1):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
+from typing import TypeVar
 
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.worker import Worker, WorkerSetup
@@ -25,6 +27,8 @@ from freerun.core import (
 from freerun.transport import processes
 from freerun.transport.channel import Hub
 from freerun.transport.weights import WeightsBoard
+
+Result = TypeVar("Result")
 
 SHORT_EPISODE_SECONDS = 0.05
 EPISODES_AHEAD = 4
@@ -64,7 +68,7 @@ class Pipes:
             for _ in range(self.num_workers):
                 self._start_worker()
             self._pump.start()
-            self._wait_until(lambda: all(peer.ready for peer in self._peers))
+            self._wait_for(lambda: all(peer.ready for peer in self._peers) or None)
         except BaseException:
             self.close()
             raise
@@ -85,24 +89,15 @@ class Pipes:
                 return self._rounds.take_arrived()
             self._rounds.open(demand)
         self._hub.wake()
-        segments: list[Segment] | None = None
+        return self._wait_for(self._rounds.take)
 
-        def taken() -> bool:
-            nonlocal segments
-            segments = self._rounds.take()
-            return segments is not None
-
-        self._wait_until(taken)
-        assert segments is not None
-        return segments
-
-    def _wait_until(self, condition: object) -> None:
-        assert callable(condition)
+    def _wait_for(self, attempt: Callable[[], Result | None]) -> Result:
+        """Try after every change until there is a result."""
         with self._changed:
             while True:
                 self._raise_failure()
-                if condition():
-                    return
+                if (result := attempt()) is not None:
+                    return result
                 self._changed.wait()
 
     def _raise_failure(self) -> None:
@@ -182,6 +177,9 @@ class Pipes:
         self._closing = True
         self._hub.wake()
         if self._pump.is_alive():
+            self._pump.join(CLOSE_SECONDS)
+        if self._pump.is_alive():  # held up by a worker that stopped in the middle of a message
+            processes.stop([peer.process for peer in self._peers], grace_seconds=0.0)
             self._pump.join()
         for peer in self._peers:
             peer.connection.close()
