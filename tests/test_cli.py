@@ -121,8 +121,9 @@ def test_config_file_with_a_wrong_key_or_no_json(capsys: pytest.CaptureFixture[s
     config.write_text("{")
     assert "is not valid JSON" in complaint(capsys, "train", "--config", str(config))
     assert "cannot read" in complaint(capsys, "train", "--config", str(tmp_path / "none.json"))
-    config.write_text('{"env": "CartPole-v1", "num_workers": "many"}')
-    assert "wrong kind" in complaint(capsys, "train", "--config", str(config))
+    for wrong in ('"num_workers": "many"', '"hidden_sizes": 5', '"seed": 1.5', '"learning_rate": "fast"', '"env": 3'):
+        config.write_text(f'{{"env": "CartPole-v1", {wrong}}}')
+        assert "is of the wrong kind" in complaint(capsys, "train", "--config", str(config))
 
 
 def test_a_run_folder_is_never_overwritten(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
@@ -162,6 +163,7 @@ def test_exception_in_the_environment_shows_its_traceback_and_seed(
     assert "ZeroDivisionError: the simulator fell over, 100% of it" in text
     assert "toy_envs.py" in text
     assert re.search(r"seed \d+", text)
+    assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "failed"
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +229,7 @@ def test_ctrl_c_keeps_what_was_learned_and_leaves_no_process(mode: str, run_dir:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["interrupted"]
+    assert summary["outcome"] == "interrupted"
     assert summary["updates"] >= 2
     assert main(["eval", str(run_dir), "--episodes", "1"]) == 0
 

@@ -94,13 +94,13 @@ def train(words: list[str]) -> int:
     result = experiment.run(config)
     summary = result.summary
     print(
-        f"{'Interrupted' if summary['interrupted'] else 'Done'}: {summary['env_steps']:,} steps, "
+        f"{summary['outcome'].capitalize()}: {summary['env_steps']:,} steps, "
         f"{summary['episodes']:,} episodes, {summary['updates']} updates in {summary['wall_seconds']:.1f} s "
         f"({summary['steps_per_second']:,.0f} steps/s, {summary['episodes_per_second']:,.1f} episodes/s); "
         f"mean return {'-' if summary['mean_return'] is None else format(summary['mean_return'], '.2f')}\n"
         f"Run folder: {result.run_dir}  (freerun eval {result.run_dir})"
     )
-    return INTERRUPTED if summary["interrupted"] else 0
+    return INTERRUPTED if summary["outcome"] == "interrupted" else 0
 
 
 # ---------------------------------------------------------------------------------------------- eval

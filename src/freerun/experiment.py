@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import gymnasium
+import typeguard
 from rich.console import Console
 
-from freerun.config import DEFAULT_TOTAL_STEPS, EnvArg, TrainConfig
-from freerun.core import Algorithm, Collector, CollectorSettings, MetricSink, Policy, UserError
+from freerun.config import DEFAULT_TOTAL_STEPS, TrainConfig
+from freerun.core import Algorithm, Collector, CollectorSettings, Counts, MetricSink, Policy, UserError
 from freerun.envs.gymnasium import EnvName, GymnasiumFactory
 from freerun.persistence.run_folder import RunFolder
 from freerun.telemetry.jsonl import JsonLines
@@ -111,16 +112,26 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig[Any]:
             raise UserError(f"unknown setting {name!r}: {_choices(name, sorted(for_algorithm | for_run))}")
     if "env" not in options:
         raise UserError("no environment: name a Gymnasium id such as CartPole-v1, or your own as module:callable")
-    algorithm_options = {name: value for name, value in options.items() if name in for_algorithm}
-    if "hidden_sizes" in algorithm_options:
-        algorithm_options["hidden_sizes"] = tuple(algorithm_options["hidden_sizes"])
-    run_options = {name: value for name, value in options.items() if name in for_run}
-    if run_options.get("run_dir") is not None:
-        run_options["run_dir"] = Path(run_options["run_dir"])
-    try:
-        return TrainConfig(**run_options, algorithm=config_class(**algorithm_options))
-    except TypeError as error:
-        raise UserError(f"a setting has a value of the wrong kind: {error}") from None
+    options = {**options}
+    if isinstance(options.get("hidden_sizes"), list):
+        options["hidden_sizes"] = tuple(options["hidden_sizes"])
+    if isinstance(options.get("run_dir"), str):
+        options["run_dir"] = Path(options["run_dir"])
+    _check_kinds(options, {**get_type_hints(TrainConfig), **get_type_hints(config_class)})
+    algorithm_config = config_class(**{name: value for name, value in options.items() if name in for_algorithm})
+    return TrainConfig(
+        **{name: value for name, value in options.items() if name in for_run}, algorithm=algorithm_config
+    )
+
+
+def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """What comes from a file or from Python has not been through the flags' parser."""
+    for name, value in options.items():
+        try:
+            if not (name == "env" and callable(value)):
+                typeguard.check_type(value, kinds[name])
+        except typeguard.TypeCheckError as error:
+            raise UserError(f"{name} = {value!r} is of the wrong kind: {' '.join(str(error).split())}") from None
 
 
 def flatten_config(config: TrainConfig[Any]) -> dict[str, Any]:
@@ -137,17 +148,17 @@ def flatten_config(config: TrainConfig[Any]) -> dict[str, Any]:
 
 
 def run(config: TrainConfig[Any]) -> Result:
-    """Train as configured; after Ctrl-C, keep what was learned."""
+    """Train as configured; keep what was learned also when the run is interrupted or fails."""
     config = _complete(config)
     mode = lookup("mode", config.mode, MODES)
+    flat_config = flatten_config(config)
+    folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
     factory = GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
     algorithm = _make_algorithm(config, factory)
-    flat_config = flatten_config(config)
     settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed)
-    folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
     processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
     budget = Budget(config.total_steps, config.total_episodes)
-    interrupted = False
+    outcome = "failed"
     with contextlib.ExitStack() as stack:
         started = time.perf_counter()
         collector: Collector = mode.load()(factory, algorithm.policy, settings)
@@ -163,22 +174,27 @@ def run(config: TrainConfig[Any]) -> Result:
         started = time.perf_counter()
         try:
             train(algorithm, collector, budget, ledger, sinks)
+            outcome = "finished"
         except KeyboardInterrupt:
-            interrupted = True
+            outcome = "interrupted"
         finally:
             wall_seconds = time.perf_counter() - started
+            summary = {
+                "outcome": outcome,
+                **{name: flat_config[name] for name in ("mode", "algo", "env", "seed", "num_workers")},
+                "startup_seconds": startup_seconds,
+                **_figures(ledger, collector.counts(), wall_seconds),
+            }
             folder.write_policy(algorithm.policy.arrays, algorithm.policy.describe())
-        counts = collector.counts()
-    summary = {
-        "mode": config.mode,
-        "algo": config.algo,
-        "env": flat_config["env"],
-        "seed": config.seed,
-        "num_workers": config.num_workers,
+            folder.write_summary(summary)
+    return Result(folder.path, summary, algorithm.policy)
+
+
+def _figures(ledger: Ledger, counts: Counts, wall_seconds: float) -> dict[str, Any]:
+    return {
         "env_steps": ledger.steps,
         "episodes": ledger.episodes,
         "updates": ledger.version,
-        "startup_seconds": startup_seconds,
         "wall_seconds": wall_seconds,
         "steps_per_second": ledger.steps / wall_seconds,
         "episodes_per_second": ledger.episodes / wall_seconds,
@@ -187,11 +203,8 @@ def run(config: TrainConfig[Any]) -> Result:
         "lag_max": ledger.lag_max,
         "dropped_steps": counts.steps_dropped,
         "worker_restarts": counts.worker_restarts,
-        "interrupted": interrupted,
         "ledger": ledger.summary(counts),
     }
-    folder.write_summary(summary)
-    return Result(folder.path, summary, algorithm.policy)
 
 
 def _complete(config: TrainConfig[Any]) -> TrainConfig[Any]:
@@ -214,9 +227,8 @@ def _make_algorithm(config: TrainConfig[Any], factory: GymnasiumFactory) -> Algo
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from None
-    torch.set_num_threads(1 if config.deterministic else config.learner_threads)
-    if config.deterministic:
-        torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(config.learner_threads)
+    torch.use_deterministic_algorithms(config.deterministic)
     algorithm = lookup("algorithm", config.algo, ALGORITHMS).load()
     made: Algorithm = algorithm(factory.spec, config.algorithm, config.seed, device, config.deterministic)
     return made
@@ -242,6 +254,3 @@ def _display(config: TrainConfig[Any], env: str, budget: Budget, collector: Coll
 def train_from_python(env: str | Callable[..., gymnasium.Env[Any, Any]], **settings: Any) -> Result:
     """Train an agent: `train("CartPole-v1", total_steps=50_000, mode="pipes")`. Settings are the flags' names."""
     return run(make_config({"env": env, **settings}))
-
-
-__all__ = ["ALGORITHMS", "MODES", "EnvArg", "Result", "flatten_config", "make_config", "run", "train_from_python"]
