@@ -91,7 +91,8 @@ def _import(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
     except ModuleNotFoundError as error:
         raise UserError(f"environment {name!r}: {error}; is its folder on PYTHONPATH?") from None
     except AttributeError:
-        raise UserError(f"environment {name!r}: module {module_name!r} has no {attribute!r}") from None
+        advice = " (a script's own; put it into a module to use it from elsewhere)" if module_name == "__main__" else ""
+        raise UserError(f"environment {name!r}: module {module_name!r} has no {attribute!r}{advice}") from None
     if not callable(target):
         raise UserError(f"environment {name!r} is not callable: name a class or a function that returns one")
     return target  # type: ignore[no-any-return]
