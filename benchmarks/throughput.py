@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 import tyro
 
+RESULTS = "throughput.json"
 WARM_UP_UPDATES = 2
 MEMORY_SAMPLE_SECONDS = 1.0
 
@@ -39,7 +40,7 @@ class Case:
     max_lag: int = 0
     num_epochs: int = 4
     episodes_per_update: int = 0
-    num_updates: int = 10
+    num_updates: int = 8
 
     @property
     def name(self) -> str:
@@ -79,7 +80,7 @@ def cases(options: Options) -> list[Case]:
         chosen.append(Case(straggler, "sequential", 1, episodes_per_update=2, num_updates=4))
         for workers in options.workers:
             episodes = max(2, workers)
-            updates = 4 if workers == 1 else 10  # a lone worker has nobody to wait for: little to measure
+            updates = 4 if workers == 1 else 8  # a lone worker has nobody to wait for: little to measure
             chosen.append(Case(straggler, "sync", workers, episodes_per_update=episodes, num_updates=min(5, updates)))
             for mode in ("pipes", "executor"):
                 chosen += [Case(straggler, mode, workers, lag, 4, episodes, updates) for lag in (0, 1)]
@@ -145,7 +146,7 @@ def bare_step(env_id: str) -> tuple[float, bool]:
     env.action_space.seed(0)
     started, used = time.perf_counter(), time.process_time()
     num_steps, episode = 0, 0
-    while time.perf_counter() - started < 4.0:
+    while time.perf_counter() - started < 3.0:
         env.reset(seed=episode)
         ended = False
         while not ended:
@@ -173,7 +174,7 @@ def _sample_memory(sink: list[float], num_workers: int, done: threading.Event) -
 # ---------------------------------------------------------------------------------------------- all cases
 
 
-def run_all(options: Options) -> dict[str, Any]:
+def run_all(options: Options) -> None:
     chosen = cases(options)
     samples: dict[Case, list[Figures]] = {case: [] for case in chosen}
     for repeat in range(options.repeats):
@@ -184,16 +185,27 @@ def run_all(options: Options) -> dict[str, Any]:
                 raise SystemExit(f"{case.name} failed:\n{done.stderr}")
             samples[case].append(Figures(**json.loads(done.stdout.splitlines()[-1])))
             print(f"[{repeat + 1}/{options.repeats}] {case.name}: {samples[case][-1]}", flush=True)
-    return {
+            write(samples, options.output)  # what is measured so far is not lost when the rest is cut short
+
+
+def write(samples: dict[Case, list[Figures]], folder: Path) -> None:
+    report = {
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
-        "cases": [{**asdict(case), "samples": [asdict(figures) for figures in samples[case]]} for case in chosen],
+        "cases": [
+            {**asdict(case), "samples": [asdict(sample) for sample in taken]}
+            for case, taken in samples.items()
+            if taken
+        ],
     }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULTS).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def table(report: dict[str, Any]) -> str:
+    runs = [len(case["samples"]) for case in report["cases"]]
     lines = [
         f"PPO training all the while, {report['machine']['cores']} cores; median (lowest–highest) of "
-        f"{len(report['cases'][0]['samples'])} interleaved runs, each in a process of its own.",
+        f"{min(runs)}–{max(runs)} interleaved runs, each in a process of its own.",
         "",
         "| environment | mode | workers | max lag | epochs | steps/s | episodes/s | efficiency | start-up s "
         "| MB per worker |",
@@ -254,13 +266,9 @@ def main() -> None:
     if options.case is not None:
         print(json.dumps(asdict(measure(Case(**json.loads(options.case))))))
         return
-    options.output.mkdir(parents=True, exist_ok=True)
-    results = options.output / "throughput.json"
-    if options.report_only:
-        report = json.loads(results.read_text())
-    else:
-        report = run_all(options)
-        results.write_text(json.dumps(report, indent=1) + "\n")
+    if not options.report_only:
+        run_all(options)
+    report = json.loads((options.output / RESULTS).read_text())
     draw(report, options.output / "throughput.png")
     (options.output / "throughput.md").write_text(table(report))
     print(table(report))

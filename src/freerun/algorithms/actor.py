@@ -147,27 +147,18 @@ class MLPActor:
         return x
 
     def _categorical(self, logits: FloatArray, noise: FloatArray | None) -> Decision:
-        action = np.empty((len(logits), len(self.spec.categories)), np.int64)
-        log_prob = np.empty(len(logits), np.float32)
+        actions, log_probs = [], []
         for row, row_logits in enumerate(logits):
-            row_log_prob, start = 0.0, 0
+            choices, log_prob, start = [], 0.0, 0
             for column, num_choices in enumerate(self.spec.categories):
                 part = row_logits[start : start + num_choices]
-                best = part.argmax()  # and not `max`, which takes five times as long
-                part = part - part[best]
-                cumulative = np.exp(part).cumsum()
-                total = cumulative.item(-1)
-                if noise is None:
-                    choice = int(best)
-                else:
-                    # Inverse transform: the first category whose cumulative weight exceeds noise × total.
-                    choice = int(cumulative.searchsorted(noise.item(row, column) * total, "right"))
-                    choice = min(choice, num_choices - 1)
-                action[row, column] = choice
-                row_log_prob += part.item(choice) - math.log(total)
+                choice, part_log_prob = _choose(part, None if noise is None else noise.item(row, column))
+                choices.append(choice)
+                log_prob += part_log_prob
                 start += num_choices
-            log_prob[row] = row_log_prob
-        return Decision(action[:, 0] if self._scalar_actions else action, log_prob)
+            actions.append(choices[0] if self._scalar_actions else choices)
+            log_probs.append(log_prob)
+        return Decision(np.array(actions), np.array(log_probs, np.float32))
 
     def _gaussian(self, mean: FloatArray, noise: FloatArray | None) -> Decision:
         log_std = self.arrays["log_std"]
@@ -176,3 +167,16 @@ class MLPActor:
         action = mean + np.exp(log_std) * noise
         log_prob = -0.5 * (noise * noise).sum(axis=1) - (log_std.sum() + np.float32(LOG_SQRT_2PI * len(log_std)))
         return Decision(action, log_prob)
+
+
+def _choose(logits: FloatArray, noise: float | None) -> tuple[int, float]:
+    """A category and its log-probability. Few numpy calls: with cold caches each costs a worker several µs."""
+    best = int(logits.argmax())  # and not `max`, which takes five times as long
+    logits = logits - logits[best]
+    cumulative = np.exp(logits).cumsum()
+    total = cumulative.item(-1)
+    choice = best
+    if noise is not None:
+        # Inverse transform: the first category whose cumulative weight exceeds noise × total.
+        choice = min(int(cumulative.searchsorted(noise * total, "right")), len(logits) - 1)
+    return choice, logits.item(choice) - math.log(total)
