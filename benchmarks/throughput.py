@@ -41,17 +41,20 @@ class Case:
     num_epochs: int = 4
     episodes_per_update: int = 0
     num_updates: int = 8
+    learner_threads: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.env} {self.mode} × {self.num_workers}, lag {self.max_lag}, {self.num_epochs} epochs"
+        learner = f"{self.num_epochs} epochs, {self.learner_threads} threads"
+        return f"{self.env} {self.mode} × {self.num_workers}, lag {self.max_lag}, {learner}"
 
 
 @dataclass(frozen=True)
 class Figures:
     steps_per_second: float
     episodes_per_second: float
-    efficiency: float
+    limit_seconds: float
+    """Mean time of a bare step over the number of environments that can be stepped at once."""
     startup_seconds: float
     worker_megabytes: float
     """Memory of a worker's own (USS), mean over workers."""
@@ -67,6 +70,8 @@ class Options:
     """Environments."""
     output: Path = Path(__file__).parent / "results" / "throughput"
     """Folder for throughput.json, throughput.md and throughput.png."""
+    fresh: bool = False
+    """Forget what was measured before, instead of adding to it."""
     report_only: bool = False
     """Write table and picture again from throughput.json."""
     case: str | None = None
@@ -85,7 +90,9 @@ def cases(options: Options) -> list[Case]:
             for mode in ("pipes", "executor"):
                 chosen += [Case(straggler, mode, workers, lag, 4, episodes, updates) for lag in (0, 1)]
         most = max(options.workers)
-        chosen += [Case(straggler, mode, most, 0, 1, episodes_per_update=most) for mode in ("pipes", "executor")]
+        # Without lag nobody collects during an update, so the learner may have all cores; and a lighter update.
+        cores = os.cpu_count() or 1
+        chosen += [Case(straggler, mode, most, 0, 1, most, learner_threads=cores) for mode in ("pipes", "executor")]
     for env, episodes in (("CartPole-v1", 200), ("HalfCheetah-v5", 4)):
         if env in options.envs:
             chosen.append(Case(env, "sequential", 1, episodes_per_update=episodes))
@@ -115,6 +122,7 @@ def measure(case: Case) -> Figures:
             episodes_per_update=case.episodes_per_update,
             total_episodes=case.episodes_per_update * (case.num_updates + WARM_UP_UPDATES),
             num_epochs=case.num_epochs,
+            learner_threads=case.learner_threads,
             minibatch_size=2000,
             quiet=True,
             run_dir=Path(folder) / "run",
@@ -130,7 +138,7 @@ def measure(case: Case) -> Figures:
     return Figures(
         steps_per_second,
         (last["episodes"] - first["episodes"]) / seconds,
-        steps_per_second * step_seconds / parallel,
+        step_seconds / parallel,
         result.summary["startup_seconds"],
         statistics.mean(memory) if memory else 0.0,
     )
@@ -176,7 +184,9 @@ def _sample_memory(sink: list[float], num_workers: int, done: threading.Event) -
 
 def run_all(options: Options) -> None:
     chosen = cases(options)
-    samples: dict[Case, list[Figures]] = {case: [] for case in chosen}
+    samples = {} if options.fresh else read(options.output / RESULTS)
+    for case in chosen:
+        samples.setdefault(case, [])
     for repeat in range(options.repeats):
         for case in chosen:
             command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
@@ -186,6 +196,15 @@ def run_all(options: Options) -> None:
             samples[case].append(Figures(**json.loads(done.stdout.splitlines()[-1])))
             print(f"[{repeat + 1}/{options.repeats}] {case.name}: {samples[case][-1]}", flush=True)
             write(samples, options.output)  # what is measured so far is not lost when the rest is cut short
+
+
+def read(path: Path) -> dict[Case, list[Figures]]:
+    """What was measured before: further runs add to it."""
+    samples = {}
+    for case in json.loads(path.read_text())["cases"] if path.exists() else ():
+        taken = case.pop("samples")
+        samples[Case(**case)] = [Figures(**sample) for sample in taken]
+    return samples
 
 
 def write(samples: dict[Case, list[Figures]], folder: Path) -> None:
@@ -201,13 +220,25 @@ def write(samples: dict[Case, list[Figures]], folder: Path) -> None:
     (folder / RESULTS).write_text(json.dumps(report, indent=1) + "\n")
 
 
+def add_efficiency(report: dict[str, Any]) -> None:
+    """Against the median of all bare measurements of an environment: a single one is as noisy as the machine."""
+    limits: dict[tuple[str, int], list[float]] = {}
+    for case in report["cases"]:
+        limits.setdefault((case["env"], case["num_workers"]), []).extend(s["limit_seconds"] for s in case["samples"])
+    for case in report["cases"]:
+        for sample in case["samples"]:
+            limit = statistics.median(limits[case["env"], case["num_workers"]])
+            sample["efficiency"] = sample["steps_per_second"] * limit
+    report["cases"].sort(key=lambda case: (-len(case["env"]), case["num_workers"]))
+
+
 def table(report: dict[str, Any]) -> str:
     runs = [len(case["samples"]) for case in report["cases"]]
     lines = [
         f"PPO training all the while, {report['machine']['cores']} cores; median (lowest–highest) of "
         f"{min(runs)}–{max(runs)} interleaved runs, each in a process of its own.",
         "",
-        "| environment | mode | workers | max lag | epochs | steps/s | episodes/s | efficiency | start-up s "
+        "| environment | mode | workers | max lag | epochs / threads | steps/s | episodes/s | efficiency | start-up s "
         "| MB per worker |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
@@ -215,12 +246,13 @@ def table(report: dict[str, Any]) -> str:
 
         def shown(name: str, form: str, scale: float = 1.0, unit: str = "", case: dict[str, Any] = case) -> str:
             values = sorted(scale * sample[name] for sample in case["samples"])
-            middle = format(statistics.median(values), form)
-            return f"{middle}{unit} ({format(values[0], form)}–{format(values[-1], form)})"
+            spread = f" ({format(values[0], form)}–{format(values[-1], form)})" if len(values) > 1 else ""
+            return f"{format(statistics.median(values), form)}{unit}{spread}"
 
         memory = statistics.median(sample["worker_megabytes"] for sample in case["samples"])
         lines.append(
-            f"| {case['env']} | `{case['mode']}` | {case['num_workers']} | {case['max_lag']} | {case['num_epochs']} "
+            f"| {case['env']} | `{case['mode']}` | {case['num_workers']} | {case['max_lag']} "
+            f"| {case['num_epochs']} / {case['learner_threads']} "
             f"| {shown('steps_per_second', ',.0f')} | {shown('episodes_per_second', ',.1f')} "
             f"| {shown('efficiency', '.0f', 100, ' %')} | {shown('startup_seconds', '.1f')} "
             f"| {format(memory, '.0f') if memory else '–'} |"
@@ -269,6 +301,7 @@ def main() -> None:
     if not options.report_only:
         run_all(options)
     report = json.loads((options.output / RESULTS).read_text())
+    add_efficiency(report)
     draw(report, options.output / "throughput.png")
     (options.output / "throughput.md").write_text(table(report))
     print(table(report))
