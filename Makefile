@@ -23,7 +23,6 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED)
-	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/learning.py
 
