@@ -169,7 +169,7 @@ def test_exception_in_the_environment_shows_its_traceback_and_seed(
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     text = capsys.readouterr().out
-    for name in ("freerun/Straggler-v0", "ppo", "sequential", "sync", "pipes", "executor"):
+    for name in ("freerun/Straggler-v0", "freerun[box2d]", "ppo", "sequential", "sync", "pipes", "executor"):
         assert name in text
 
 

@@ -145,7 +145,7 @@ def list_names(words: list[str]) -> int:
     tyro.cli(_List, args=words, prog="freerun list")
     from freerun import envs, experiment
 
-    console = Console()
+    console = Console(markup=False)  # freerun[box2d] is no markup
     for title, names in (
         ("Environments", {**{name: about for name, (_, about) in envs.BUILT_IN.items()}, **envs.OTHERS}),
         ("Algorithms (--algo)", {name: entry.about for name, entry in experiment.ALGORITHMS.items()}),
