@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -202,12 +203,23 @@ def test_environment_that_cannot_be_built_in_a_worker_ends_the_run_with_its_erro
         pass
 
 
+def workers() -> set[int]:
+    """Grandchildren: the fork server itself stays for the next run of this process and ends with it."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()}
+
+
 @pytest.mark.parametrize("mode", experiment.MODES)
 def test_close_leaves_no_process(mode: str) -> None:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = workers()
     with collecting(mode, "toy_envs:Audit", num_workers=4, step_seconds=0.001) as collector:
         collector.collect(Demand(episodes=2))
-        assert mode == "sequential" or len(psutil.Process().children(recursive=True)) >= len(before) + 4
-    after = {child.pid for child in psutil.Process().children(recursive=True)}
-    # The fork server itself stays for the next run of this process; it ends with it.
-    assert len(after - before) <= 2
+        assert len(workers() - before) == (0 if mode == "sequential" else 4)
+    assert not workers() - before
+
+
+@pytest.mark.parametrize("mode", LAGGING)
+def test_environments_in_workers_are_closed(mode: str, tmp_path: Path) -> None:
+    with collecting(mode, "toy_envs:NotesItsEnd", num_workers=3, folder=str(tmp_path)) as collector:
+        collector.collect(Demand(episodes=3))
+    closed = {int(path.name) for path in tmp_path.iterdir()} - {os.getpid()}
+    assert len(closed) == 3

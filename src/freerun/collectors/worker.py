@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 
 import cloudpickle
 
@@ -35,6 +36,7 @@ class Worker:
         self._board = setup.board
         self._version = -1
         self._rollout = Rollout(factory.make(1), policy, setup.run_seed)
+        Finalize(None, self._rollout.close, exitpriority=0)  # simulators may hold more than memory
 
     def run_episode(self, number: int) -> Segment:
         if self._board.version != self._version:
@@ -42,6 +44,3 @@ class Worker:
             self._rollout.load(weights, self._version)
         (segment,) = self._rollout.run(iter([number]))
         return segment
-
-    def close(self) -> None:
-        self._rollout.close()
