@@ -14,7 +14,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from freerun.config import TrainConfig
 from freerun.core import EnvFailure, UserError
 
 INTERRUPTED = 130
@@ -60,9 +59,10 @@ def _print_help() -> None:
 
 @dataclass(frozen=True)
 class _First:
-    """What must be known before the other flags can be: they depend on the algorithm."""
+    """What must be known before the other flags can be: they depend on the algorithm and the mode."""
 
     algo: str | None = None
+    mode: str | None = None
     config: Path | None = None
 
 
@@ -78,14 +78,12 @@ def train(words: list[str]) -> int:
         from freerun.persistence.run_folder import read_json
 
         options = read_json(first.config)
-    if first.algo is not None:
-        options["algo"] = first.algo
-    config_class = experiment.lookup("algorithm", options.get("algo", "ppo"), experiment.ALGORITHMS).load_config()
+    options.update({name: value for name in ("algo", "mode") if (value := getattr(first, name)) is not None})
     default: Any = experiment.make_config({"env": "", **options})
     if not default.env:
         default = dataclasses.replace(default, env=tyro.MISSING)
     config = tyro.cli(
-        TrainConfig[config_class],  # type: ignore[valid-type]
+        experiment.config_class(options),
         args=rest,
         prog="freerun train",
         description="Train an agent. --config FILE starts from the config.json of another run; flags override it.",

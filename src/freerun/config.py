@@ -11,18 +11,25 @@ import tyro
 from freerun.core import UserError
 
 AlgorithmConfig = TypeVar("AlgorithmConfig")
+ModeConfig = TypeVar("ModeConfig")
 EnvArg = bool | int | float | str
 DEFAULT_TOTAL_STEPS = 100_000
 
 
 @dataclass(frozen=True)
-class TrainConfig(Generic[AlgorithmConfig]):
+class NoOptions:
+    """For modes that have no settings of their own."""
+
+
+@dataclass(frozen=True)
+class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]]
     """A Gymnasium id (CartPole-v1, freerun/Straggler-v0, …) or your own as module:callable."""
     algorithm: tyro.conf.OmitArgPrefixes[AlgorithmConfig]
+    collector: tyro.conf.OmitArgPrefixes[ModeConfig]
     algo: str = "ppo"
     """The learning algorithm; `freerun list` names them."""
-    mode: str = "pipes"
+    mode: str = "freerun"
     """The way of collecting; `freerun list` names them."""
     num_workers: int | None = None
     """Worker processes (one per core if not given; sequential has one worker, this process)."""
@@ -30,9 +37,10 @@ class TrainConfig(Generic[AlgorithmConfig]):
     """End the run after so many environment steps (100,000 if neither limit is given)."""
     total_episodes: int | None = None
     """End the run after so many episodes."""
-    max_lag: int = 0
-    """How many updates old the weights behind a step may be: 0 waits for each round of episodes to finish,
-    N lets pipes and executor collect the next N rounds while the learner updates."""
+    max_lag: int | None = None
+    """How many updates old the weights behind a step may be: with 0 workers wait while the learner updates, with N
+    they collect up to N updates ahead (if not given: what suits the algorithm; 0 where collecting and learning take
+    turns and with --deterministic)."""
     deterministic: bool = False
     """The same seed gives the same weights, bit for bit, in every mode and with any number of workers (max-lag 0)."""
     seed: int = 0
@@ -55,11 +63,11 @@ class TrainConfig(Generic[AlgorithmConfig]):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-        if self.max_lag < 0:
+        if self.max_lag is not None and self.max_lag < 0:
             raise UserError(f"--max-lag must be 0 or more, not {self.max_lag}")
         if self.seed < 0:
             raise UserError(f"--seed must be 0 or more, not {self.seed}")
-        if self.deterministic and self.max_lag > 0:
+        if self.deterministic and self.max_lag:
             raise UserError(
                 "--deterministic needs --max-lag 0: with lag, which weights chose a step depends on the clock"
             )

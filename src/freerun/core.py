@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -48,7 +48,7 @@ class StepResult(NamedTuple):
     """What to act on next: where an environment resets itself, the first observation of the next episode."""
     final_obs: Array
     """The successor of the step: where an episode ended, its last observation."""
-    reward: Array | Sequence[float]
+    reward: Array
     terminated: Array | Sequence[bool]
     truncated: Array | Sequence[bool]
 
@@ -121,6 +121,14 @@ class Segment:
     def ended(self) -> NDArray[np.bool_]:
         return self.terminated | self.truncated
 
+    def copy(self) -> Segment:
+        """Arrays of its own, for a segment whose arrays will be overwritten."""
+        arrays = {name: getattr(self, name).copy() for name in SEGMENT_ARRAYS}
+        return Segment(**arrays, seconds=self.seconds)
+
+
+SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name != "seconds")
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -135,7 +143,8 @@ class Demand:
 
 class Decision(NamedTuple):
     action: Array
-    log_prob: FloatArray
+    head: FloatArray
+    """What the log-probability of the action is worked out from: later, for a whole segment in one call."""
 
 
 class Policy(Protocol):
@@ -143,6 +152,8 @@ class Policy(Protocol):
 
     weights: FloatArray
     """All weights and normaliser statistics in one flat buffer: what `publish` sends."""
+    head_size: int
+    """Numbers of a `Decision.head` per action."""
 
     @property
     def arrays(self) -> Mapping[str, FloatArray]:
@@ -156,11 +167,15 @@ class Policy(Protocol):
     def load(self, weights: FloatArray) -> None: ...
 
     def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
-        """The noise for that many actions, [num_steps, ...]: in blocks, because a call costs more than a number."""
+        """The noise for that many actions, [num_steps, ...]; one long draw equals two short ones."""
         ...
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
-        """Actions for a batch of observations; without noise, the most likely ones."""
+        """Actions for a batch of observations; without noise the most likely ones. The next call may reuse the head."""
+        ...
+
+    def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
+        """Of the actions that the loaded weights have chosen, [N, ...] -> [N]."""
         ...
 
 
@@ -174,6 +189,8 @@ class Counts:
     episodes_started: int = 0
     episodes_in_flight: int = 0
     """Started and not handed to the learner: running, or waiting for the rest of their round."""
+    episodes_cut: int = 0
+    """Handed over in part when their worker died: what had arrived was trained, the rest was never played."""
     episodes_rerun: int = 0
     episodes_dropped: int = 0
     steps_dropped: int = 0
@@ -230,3 +247,4 @@ class CollectorSettings:
     num_workers: int
     max_lag: int
     seed: int
+    deterministic: bool = False

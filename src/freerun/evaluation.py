@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from freerun.algorithms.actor import MLPActor
-from freerun.collectors.rollout import Rollout
+from freerun.collectors.rollout import Rollout, in_order
 from freerun.core import Array, Decision, FloatArray, UserError
 from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
 from freerun.experiment import make_config
@@ -66,7 +66,7 @@ def evaluate(
     rollout = Rollout(Lanes([lane]), policy, EVALUATION_SEED + config.seed if seed is None else seed)
     evaluation = Evaluation([], [], [])
     try:
-        for segment in rollout.run(iter(range(num_episodes))):
+        for segment in rollout.episodes(in_order(range(num_episodes))):
             evaluation.returns.append(float(segment.reward.sum()))
             evaluation.lengths.append(segment.num_steps)
             if camera is not None:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import gymnasium
 import typeguard
 from rich.console import Console
 
-from freerun.config import DEFAULT_TOTAL_STEPS, TrainConfig
+from freerun.config import DEFAULT_TOTAL_STEPS, NoOptions, TrainConfig
 from freerun.core import Algorithm, Collector, CollectorSettings, Counts, MetricSink, Policy, UserError
 from freerun.envs.gymnasium import EnvName, GymnasiumFactory
 from freerun.persistence.run_folder import RunFolder
@@ -35,13 +35,14 @@ class Entry:
 
     target: str
     about: str
-    config: str | None = None
+    config: str = "freerun.config:NoOptions"
+    takes_turns: bool = False
+    """Of a mode: it collects and learns in turns, so there is never any lag."""
 
     def load(self) -> Any:
         return _load(self.target)
 
     def load_config(self) -> Any:
-        assert self.config is not None
         return _load(self.config)
 
 
@@ -56,10 +57,12 @@ MODES = {
     "sequential": Entry(
         "freerun.collectors.sequential:Sequential",
         "one environment in this process: the baseline, and the reference for correctness",
+        takes_turns=True,
     ),
     "sync": Entry(
         "freerun.collectors.sync:Sync",
         "a process per environment, all stepped together: waits for the slowest at every step",
+        takes_turns=True,
     ),
     "pipes": Entry(
         "freerun.collectors.pipes:Pipes",
@@ -69,9 +72,21 @@ MODES = {
         "freerun.collectors.executor:Executor",
         "a ProcessPoolExecutor kept warm: whole episodes, handed over as each finishes",
     ),
+    "freerun": Entry(
+        "freerun.collectors.freerun:Freerun",
+        "persistent workers that write into shared memory and wait for nobody: the fastest on one machine",
+        config="freerun.collectors.freerun:FreerunConfig",
+    ),
 }
+PARTS = ("algorithm", "collector")
+"""Settings of the algorithm and of the mode; users see one flat list of names."""
 # What workers need; none of it may import torch (a test looks).
-WORKER_MODULES = ("freerun.collectors.worker", "freerun.envs.gymnasium", "freerun.algorithms.actor")
+WORKER_MODULES = (
+    "freerun.collectors.freerun",
+    "freerun.collectors.pipes",
+    "freerun.envs.gymnasium",
+    "freerun.algorithms.actor",
+)
 
 
 @dataclass(frozen=True)
@@ -102,14 +117,22 @@ def _choices(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
 # ---------------------------------------------------------------------------------------------- configuration
 
 
-def make_config(options: Mapping[str, Any]) -> TrainConfig[Any]:
+def config_class(options: Mapping[str, Any]) -> Any:
+    """The settings of a run with this algorithm and this mode."""
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    algorithm = lookup("algorithm", str(options.get("algo", defaults["algo"])), ALGORITHMS)
+    mode = lookup("mode", str(options.get("mode", defaults["mode"])), MODES)
+    return TrainConfig[algorithm.load_config(), mode.load_config()]  # type: ignore[misc]
+
+
+def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
     """A config from flat names: those of config.json, of `freerun.train()` and of the flags."""
-    config_class = lookup("algorithm", str(options.get("algo", "ppo")), ALGORITHMS).load_config()
-    for_algorithm = {field.name for field in dataclasses.fields(config_class)}
-    for_run = {field.name for field in dataclasses.fields(TrainConfig)} - {"algorithm"}
+    parts = dict(zip(PARTS, get_args(config_class(options)), strict=True))
+    names = {part: {field.name for field in dataclasses.fields(kind)} for part, kind in parts.items()}
+    names["run"] = {field.name for field in dataclasses.fields(TrainConfig)} - set(PARTS)
     for name in options:
-        if name not in for_algorithm | for_run:
-            raise UserError(f"unknown setting {name!r}: {_choices(name, sorted(for_algorithm | for_run))}")
+        if not any(name in known for known in names.values()):
+            raise UserError(f"unknown setting {name!r}: {_advice(name, sorted(set().union(*names.values())))}")
     if "env" not in options:
         raise UserError("no environment: name a Gymnasium id such as CartPole-v1, or your own as module:callable")
     options = {**options}
@@ -117,11 +140,19 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig[Any]:
         options["hidden_sizes"] = tuple(options["hidden_sizes"])
     if isinstance(options.get("run_dir"), str):
         options["run_dir"] = Path(options["run_dir"])
-    _check_kinds(options, {**get_type_hints(TrainConfig), **get_type_hints(config_class)})
-    algorithm_config = config_class(**{name: value for name, value in options.items() if name in for_algorithm})
-    return TrainConfig(
-        **{name: value for name, value in options.items() if name in for_run}, algorithm=algorithm_config
-    )
+    kinds = [get_type_hints(kind) for kind in (TrainConfig, *parts.values())]
+    _check_kinds(options, {name: kind for hints in kinds for name, kind in hints.items()})
+    chosen = {part: {name: options[name] for name in options if name in known} for part, known in names.items()}
+    return TrainConfig(**chosen.pop("run"), **{part: parts[part](**chosen[part]) for part in PARTS})
+
+
+def _advice(name: str, known: Sequence[str]) -> str:
+    """What to do about a setting that does not belong to this run; perhaps to another one."""
+    for what, registry in (("--algo", ALGORITHMS), ("--mode", MODES)):
+        owners = [key for key, entry in registry.items() if name in get_type_hints(entry.load_config())]
+        if owners:
+            return f"it belongs to {what} {' or '.join(owners)}"
+    return _choices(name, known)
 
 
 def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -134,10 +165,11 @@ def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
             raise UserError(f"{name} = {value!r} is of the wrong kind: {' '.join(str(error).split())}") from None
 
 
-def flatten_config(config: TrainConfig[Any]) -> dict[str, Any]:
+def flatten_config(config: TrainConfig[Any, Any]) -> dict[str, Any]:
     """The reverse of `make_config`, ready for JSON."""
     flat = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    flat.update(dataclasses.asdict(flat.pop("algorithm")))
+    for part in PARTS:
+        flat.update(dataclasses.asdict(flat.pop(part)))
     if callable(flat["env"]):
         flat["env"] = f"{flat['env'].__module__}:{flat['env'].__qualname__}"
     flat["run_dir"] = None if flat["run_dir"] is None else str(flat["run_dir"])
@@ -147,7 +179,7 @@ def flatten_config(config: TrainConfig[Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- running
 
 
-def run(config: TrainConfig[Any]) -> Result:
+def run(config: TrainConfig[Any, Any]) -> Result:
     """Train as configured; keep what was learned also when the run is interrupted or fails."""
     config = _complete(config)
     mode = lookup("mode", config.mode, MODES)
@@ -155,13 +187,14 @@ def run(config: TrainConfig[Any]) -> Result:
     folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
     factory = GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
     algorithm = _make_algorithm(config, factory)
-    settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed)
+    settings = CollectorSettings(config.num_workers or 1, config.max_lag or 0, config.seed, config.deterministic)
     processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
     budget = Budget(config.total_steps, config.total_episodes)
     outcome = "failed"
     with contextlib.ExitStack() as stack:
         started = time.perf_counter()
-        collector: Collector = mode.load()(factory, algorithm.policy, settings)
+        options = [] if isinstance(config.collector, NoOptions) else [config.collector]
+        collector: Collector = mode.load()(factory, algorithm.policy, settings, *options)
         stack.callback(collector.close)
         startup_seconds = time.perf_counter() - started
         folder.create({**flat_config, "run_dir": None})
@@ -207,17 +240,20 @@ def _figures(ledger: Ledger, counts: Counts, wall_seconds: float) -> dict[str, A
     }
 
 
-def _complete(config: TrainConfig[Any]) -> TrainConfig[Any]:
+def _complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     """Fill in what was left open, so that config.json says everything."""
     changes: dict[str, Any] = {}
     if config.total_steps is None and config.total_episodes is None:
         changes["total_steps"] = DEFAULT_TOTAL_STEPS
     if config.num_workers is None:
         changes["num_workers"] = 1 if config.mode == "sequential" else os.cpu_count() or 1
+    if config.max_lag is None:
+        takes_turns = lookup("mode", config.mode, MODES).takes_turns
+        changes["max_lag"] = 0 if takes_turns or config.deterministic else config.algorithm.default_max_lag
     return dataclasses.replace(config, **changes)
 
 
-def _make_algorithm(config: TrainConfig[Any], factory: GymnasiumFactory) -> Algorithm:
+def _make_algorithm(config: TrainConfig[Any, Any], factory: GymnasiumFactory) -> Algorithm:
     import torch  # here and not above: `freerun list` and the workers do without it
 
     device = config.device
@@ -240,7 +276,7 @@ def _entry_point_module(env: EnvName) -> list[str]:
     return [spec.entry_point.partition(":")[0]] if spec and isinstance(spec.entry_point, str) else []
 
 
-def _display(config: TrainConfig[Any], env: str, budget: Budget, collector: Collector) -> MetricSink:
+def _display(config: TrainConfig[Any, Any], env: str, budget: Budget, collector: Collector) -> MetricSink:
     console = Console(stderr=True)
     title = f"freerun · {env} · {config.algo} · {config.mode} × {collector.num_workers} · seed {config.seed}"
     if console.is_terminal:

@@ -47,8 +47,9 @@ def test_log_probs_equal_those_of_torch(name: str, num_rows: int) -> None:
     with torch.no_grad():
         head = net.actor(net.normalize(torch.from_numpy(obs)))
         expected = net.log_prob(head, torch.from_numpy(decision.action))
-    np.testing.assert_allclose(decision.log_prob, expected.numpy(), atol=1e-5)
-    assert decision.log_prob.dtype == np.float32
+    log_prob = actor.log_prob(decision.head, decision.action)
+    np.testing.assert_allclose(log_prob, expected.numpy(), atol=1e-5)
+    assert log_prob.dtype == np.float32
 
 
 @pytest.mark.parametrize("name", ["discrete", "multidiscrete", "linear"])
@@ -95,9 +96,11 @@ def test_batch_invariant_actor_gives_the_same_bits_at_any_batch_size(name: str) 
     obs = observations(64)
     noise = actor.draw(np.random.default_rng(0), 64)
     together = actor.act(obs, noise)
-    alone = [actor.act(obs[i : i + 1], noise[i : i + 1]) for i in range(64)]
-    np.testing.assert_array_equal(together.action, np.concatenate([decision.action for decision in alone]))
-    np.testing.assert_array_equal(together.log_prob, np.concatenate([decision.log_prob for decision in alone]))
+    log_prob = actor.log_prob(together.head, together.action)
+    for row in range(64):
+        alone = actor.act(obs[row : row + 1], noise[row : row + 1])
+        np.testing.assert_array_equal(together.action[row], alone.action[0])
+        assert log_prob[row] == actor.log_prob(alone.head, alone.action)[0]
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -105,9 +108,22 @@ def test_travels_and_takes_new_weights(name: str) -> None:
     _, actor = make(name)
     copy = pickle.loads(pickle.dumps(actor))
     obs, noise = observations(1), actor.draw(np.random.default_rng(0), 1)
-    np.testing.assert_array_equal(copy.act(obs, noise).log_prob, actor.act(obs, noise).log_prob)
+    assert log_prob(copy, obs, noise) == log_prob(actor, obs, noise)
     copy.load(np.zeros_like(actor.weights))
-    assert copy.act(obs, noise).log_prob[0] != actor.act(obs, noise).log_prob[0]
+    assert log_prob(copy, obs, noise) != log_prob(actor, obs, noise)
+
+
+def log_prob(actor: MLPActor, obs: FloatArray, noise: FloatArray) -> float:
+    decision = actor.act(obs, noise)
+    return float(actor.log_prob(decision.head, decision.action)[0])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_noise_drawn_in_parts_is_the_same_noise(name: str) -> None:
+    _, actor = make(name)
+    whole, parts = np.random.default_rng(4), np.random.default_rng(4)
+    drawn = [actor.draw(parts, num_steps) for num_steps in (1, 7, 3, 64, 2)]
+    np.testing.assert_array_equal(actor.draw(whole, 77), np.concatenate(drawn))
 
 
 def test_restore_refuses_arrays_that_do_not_fit() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from freerun.algorithms.ppo import PPO, PPOConfig
-from freerun.collectors.rollout import Rollout
+from freerun.collectors.rollout import Rollout, in_order
 from freerun.core import Demand, FloatArray, Segment, UserError
 from freerun.envs.gymnasium import GymnasiumFactory
 
@@ -19,7 +19,7 @@ def make(env: str, config: PPOConfig, **env_args: object) -> tuple[PPO, Rollout]
 
 
 def episodes(rollout: Rollout, first: int, num: int) -> list[Segment]:
-    return list(rollout.run(iter(range(first, first + num))))
+    return [segment.copy() for segment in rollout.episodes(in_order(range(first, first + num)))]
 
 
 @pytest.mark.parametrize(("kind", "best"), [("discrete", 10.0), ("multidiscrete", 20.0), ("box", 10.0)])

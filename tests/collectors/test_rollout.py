@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from freerun.algorithms.actor import ActorSpec, MLPActor
-from freerun.collectors.rollout import FIRST_CAPACITY, NOISE_BLOCK_STEPS, Rollout
+from freerun.collectors.rollout import Rollout, in_order
+from freerun.collectors.tape import FIRST_CAPACITY, NOISE_ROWS
 from freerun.core import Segment
 from freerun.envs.gymnasium import GymnasiumFactory
 
 FIELDS = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "next_obs", "version", "episode")
 
 
-def run(env: str, num_lanes: int, num_episodes: int, **env_args: object) -> list[Segment]:
+def make_rollout(env: str, num_lanes: int, **env_args: object) -> Rollout:
     factory = GymnasiumFactory(env, env_args)
     spec = ActorSpec.of(factory.spec, (8,), "tanh")
     policy = MLPActor(spec, scalar_actions=factory.spec.action_shape == (), batch_invariant=True)
     policy.load(np.random.default_rng(0).normal(size=policy.weights.size).astype(np.float32))
-    rollout = Rollout(factory.make(num_lanes), policy, run_seed=7)
-    segments = list(rollout.run(iter(range(num_episodes))))
+    return Rollout(factory.make(num_lanes), policy, run_seed=7)
+
+
+def run(env: str, num_lanes: int, num_episodes: int, **env_args: object) -> list[Segment]:
+    rollout = make_rollout(env, num_lanes, **env_args)
+    segments = [segment.copy() for segment in rollout.episodes(in_order(range(num_episodes)))]
     return sorted(segments, key=lambda segment: int(segment.episode[0, 0]))
 
 
@@ -41,9 +48,53 @@ def test_an_episode_is_the_same_in_any_lane(num_lanes: int, env: str, env_args: 
 
 
 def test_long_episodes_outgrow_every_buffer() -> None:
-    length = 3 * max(FIRST_CAPACITY, NOISE_BLOCK_STEPS) + 1
+    length = 3 * max(FIRST_CAPACITY, NOISE_ROWS) + 1
     (segment,) = run("toy_envs:Audit", 1, 1, short=length, long=length)
     assert segment.num_steps == length
     np.testing.assert_array_equal(segment.reward[:, 0], np.arange(1, length + 1))
     np.testing.assert_array_equal(segment.obs[1:], segment.next_obs[:-1])
     assert len(np.unique(segment.action)) == 3, "the noise must not repeat"
+
+
+def test_lanes_that_never_pause_keep_the_tape_short() -> None:
+    """Lanes that end at different times are never all free, so the tape must forget what nobody needs."""
+    rollout = make_rollout("toy_envs:Audit", 3, short=7, long=50)
+    lengths = [segment.num_steps for segment in rollout.episodes(in_order(range(200)))]
+    assert len(lengths) == 200
+    assert sum(lengths) > 3 * 4 * FIRST_CAPACITY
+    assert len(rollout._tape.action) == FIRST_CAPACITY
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@pytest.mark.parametrize("num_steps", [1, 16, 100])
+def test_segments_laid_end_to_end_are_the_episodes(num_lanes: int, num_steps: int) -> None:
+    """Cut anywhere, the steps are those of whole episodes, and the successor is never of another episode."""
+    rollout = make_rollout("toy_envs:Audit", num_lanes, short=7, long=50)
+    segments = [
+        segment.copy()
+        for segment in itertools.islice(rollout.segments(num_steps, in_order(itertools.count())), 400 // num_steps)
+    ]
+    episodes = {int(segment.episode[0, 0]): segment for segment in run("toy_envs:Audit", 1, 60, short=7, long=50)}
+    joined = {name: np.concatenate([getattr(segment, name) for segment in segments]) for name in FIELDS}
+    num_whole = 0
+    for number in np.unique(joined["episode"]).tolist():
+        mine = joined["episode"] == number
+        for name in FIELDS:
+            expected = getattr(episodes[number], name)[: mine.sum(), 0]
+            np.testing.assert_array_equal(joined[name][mine], expected, err_msg=f"{name} of {number}")
+        num_whole += bool((joined["terminated"] | joined["truncated"])[mine].any())
+    assert num_whole >= 10
+
+
+def test_new_weights_in_the_middle_of_an_episode_are_stamped_and_leave_older_steps_alone() -> None:
+    rollout = make_rollout("Pendulum-v1", 2, max_episode_steps=20)
+    before = run("Pendulum-v1", 1, 1, max_episode_steps=20)[0]
+    segments = rollout.segments(8, in_order(itertools.count()))
+    first = next(segments).copy()
+    policy = rollout._policy
+    rollout.load(policy.weights + np.float32(0.1), version=3)
+    second = next(segments).copy()
+    assert (first.version == 0).all()
+    assert (second.version == 3).all()
+    np.testing.assert_array_equal(first.log_prob[:, 0], before.log_prob[:8, 0])
+    assert (second.log_prob[:, 0] != before.log_prob[8:16, 0]).all(), "the deviation has changed"

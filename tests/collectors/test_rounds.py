@@ -34,7 +34,7 @@ def finish(rounds: Rounds, num_steps: int = 10) -> list[int]:
     numbers = []
     while (number := rounds.next()) is not None:
         numbers.append(number)
-        rounds.finish(episode(number, num_steps))
+        rounds.finish(number, episode(number, num_steps))
     return numbers
 
 
@@ -58,10 +58,10 @@ def test_with_lag_later_rounds_start_early_and_order_is_kept() -> None:
     started = [rounds.next() for _ in range(5)]
     assert started == [0, 1, 2, 3, None]
     for number in (3, 1, 2):
-        rounds.finish(episode(number, 10))
+        rounds.finish(number, episode(number, 10))
     assert rounds.take() is None, "episode 0 is still running: later ones must not take its place"
     assert rounds.missing == [0]
-    rounds.finish(episode(0, 10))
+    rounds.finish(0, episode(0, 10))
     assert taken(rounds) == [0, 1]
 
 
@@ -142,7 +142,7 @@ class RoundsMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish_episode(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.running)))
-        self.rounds.finish(episode(number, 3, self.running.pop(number)))
+        self.rounds.finish(number, episode(number, 3, self.running.pop(number)))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

@@ -17,11 +17,12 @@ import pytest
 import freerun
 from freerun import experiment
 from freerun.algorithms.actor import ActorSpec, MLPActor
+from freerun.config import NoOptions
 from freerun.core import Collector, CollectorSettings, Demand, EnvFailure, Segment, UserError, episode_seed
 from freerun.envs.gymnasium import GymnasiumFactory
 
 CASES = [(mode, workers) for mode in experiment.MODES for workers in ((1,) if mode == "sequential" else (1, 2, 8))]
-LAGGING = ["pipes", "executor"]
+LAGGING = [name for name, mode in experiment.MODES.items() if not mode.takes_turns]
 SETTINGS: dict[str, Any] = {
     "env": "CartPole-v1",
     "total_episodes": 60,
@@ -44,7 +45,9 @@ def collecting(mode: str, env: str, num_workers: int = 2, max_lag: int = 0, **en
     factory = GymnasiumFactory(env, env_args)
     policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
     settings = CollectorSettings(workers_for(mode, num_workers), max_lag, seed=3)
-    collector: Collector = experiment.MODES[mode].load()(factory, policy, settings)
+    options = experiment.MODES[mode].load_config()()
+    extra = [] if isinstance(options, NoOptions) else [options]
+    collector: Collector = experiment.MODES[mode].load()(factory, policy, settings, *extra)
     try:
         collector.publish(policy.weights, 0)
         yield collector
@@ -163,13 +166,13 @@ def test_an_empty_demand_takes_what_has_arrived_and_does_not_wait(mode: str) -> 
         assert [int(segment.episode[0, 0]) for segment in arrived] == [3, 4, 5][: 3 * max_lag]
 
 
-@pytest.mark.parametrize("mode", ["sequential", "sync"])
+@pytest.mark.parametrize("mode", [name for name in experiment.MODES if name not in LAGGING])
 def test_modes_that_take_turns_refuse_lag(mode: str) -> None:
     with pytest.raises(UserError, match="--max-lag must be 0"), collecting(mode, "toy_envs:Audit", max_lag=1):
         pass
 
 
-@pytest.mark.parametrize("mode", ["pipes", "executor"])
+@pytest.mark.parametrize("mode", LAGGING)
 def test_workers_do_without_torch(mode: str) -> None:
     assert "torch" in sys.modules
     with collecting(mode, "toy_envs:WhereAmI", num_workers=2) as collector:

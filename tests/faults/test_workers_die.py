@@ -15,7 +15,7 @@ import pytest
 import freerun
 from freerun.core import EnvFailure
 
-MODES = ["pipes", "executor"]
+MODES = ["pipes", "executor", "freerun"]
 SETTINGS = {
     "total_episodes": 60,
     "episodes_per_update": 20,

@@ -1,9 +1,8 @@
-"""The policy as workers run it: an MLP in numpy. A batch of one costs 27 µs here and 250–420 µs in torch."""
+"""The policy as workers run it: an MLP in numpy. One observation costs 7 µs here and 250–420 µs in torch."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -11,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
+from freerun.algorithms.heads import Categorical, Gaussian, Head
 from freerun.core import Array, Decision, EnvSpec, FloatArray, UserError
 
 Activation = Literal["tanh", "relu"]
-LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 NORMALIZED_LIMIT = 10.0
 
 
@@ -48,6 +47,9 @@ class ActorSpec:
     def output_size(self) -> int:
         return sum(self.categories) or self.gaussian_size
 
+    def make_head(self, scalar_actions: bool) -> Head:
+        return Categorical(self.categories, scalar_actions) if self.categories else Gaussian(self.gaussian_size)
+
     def layout(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the arrays in the flat buffer, in order; layers are named as in torch."""
         sizes = (self.obs_size, *self.hidden_sizes, self.output_size)
@@ -69,7 +71,10 @@ class MLPActor:
         self.spec = spec
         self._scalar_actions = scalar_actions
         self._batch_invariant = batch_invariant
-        self._num_layers = len(spec.hidden_sizes) + 1
+        self._head = spec.make_head(scalar_actions)
+        self.head_size = self._head.size
+        self.draw = self._head.draw
+        self.log_prob = self._head.log_prob
         self.weights = np.zeros(sum(int(np.prod(shape)) for shape in spec.layout().values()), np.float32)
         self._map()
 
@@ -89,94 +94,91 @@ class MLPActor:
         shapes = {name: array.shape for name, array in arrays.items()}
         if shapes != actor.spec.layout():
             raise UserError(f"the policy's arrays {shapes} do not fit its description {actor.spec.layout()}")
-        for name, array in actor.arrays.items():
-            array[:] = arrays[name]
+        actor.load(np.concatenate([arrays[name].reshape(-1) for name in actor.arrays]))
         return actor
 
     def _map(self) -> None:
+        """Name the parts of the flat buffer, and lay out the memory of a forward pass."""
         self.arrays: dict[str, FloatArray] = {}
         start = 0
         for name, shape in self.spec.layout().items():
             end = start + int(np.prod(shape))
             self.arrays[name] = self.weights[start:end].reshape(shape)
             start = end
-        self._layers = [
-            (self.arrays[f"{2 * layer}.weight"], self.arrays[f"{2 * layer}.bias"]) for layer in range(self._num_layers)
-        ]
+        num_layers = len(self.spec.hidden_sizes) + 1
+        self._layers = [(self.arrays[f"{2 * n}.weight"], self.arrays[f"{2 * n}.bias"]) for n in range(num_layers)]
+        # For one observation: the bias is one more column of the weights, and every layer's input ends with a 1.
+        self._folded = [np.zeros((len(bias), weight.shape[1] + 1), np.float32) for weight, bias in self._layers]
+        self._inputs = [np.ones(folded.shape[1], np.float32) for folded in self._folded]
+        self._outputs = [*(x[:-1] for x in self._inputs[1:]), np.zeros(self.spec.output_size, np.float32)]
+        self._first_input = self._inputs[0][:-1]
+        self._single_output = self._outputs[-1].reshape(1, -1)
+        self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("arrays", "_layers")}
+        return {name: getattr(self, name) for name in ("spec", "_scalar_actions", "_batch_invariant", "weights")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map()
+        self.__init__(state["spec"], state["_scalar_actions"], state["_batch_invariant"])  # type: ignore[misc]
+        self.load(state["weights"])
 
     def load(self, weights: FloatArray) -> None:
         self.weights[:] = weights
+        self._prepare()
 
-    def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
-        if self.spec.gaussian_size:
-            return rng.standard_normal((num_steps, self.spec.gaussian_size), np.float32)
-        return rng.random((num_steps, len(self.spec.categories)), np.float32)
+    def _prepare(self) -> None:
+        for folded, (weight, bias) in zip(self._folded, self._layers, strict=True):
+            folded[:, :-1] = weight
+            folded[:, -1] = bias
+        if isinstance(self._head, Gaussian):
+            self._head.load(self.arrays["log_std"])
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
         num_rows = len(obs)
-        if self._batch_invariant and num_rows > 1:
+        if num_rows == 1:
+            return self._head.choose(self._forward_one(obs), noise)
+        if self._batch_invariant:
             # A matrix product of another height may round differently: one row at a time gives the same bits
             # however many environments share the call.
-            rows = [self.act(obs[i : i + 1], None if noise is None else noise[i : i + 1]) for i in range(num_rows)]
-            return Decision(*(np.concatenate(column) for column in zip(*rows, strict=True)))
-        output = self._forward(obs.reshape(-1) if num_rows == 1 else obs.reshape(num_rows, -1)).reshape(num_rows, -1)
-        return self._gaussian(output, noise) if self.spec.gaussian_size else self._categorical(output, noise)
+            output = np.concatenate([self._forward_one(obs[row : row + 1]).copy() for row in range(num_rows)])
+            return self._head.choose(output, noise)
+        return self._head.choose(self._forward(obs.reshape(num_rows, -1)), noise)
+
+    def _forward_one(self, obs: Array) -> FloatArray:
+        """[1, outputs], overwritten by the next call. Few numpy calls: with cold caches each costs several µs."""
+        first = self._first_input
+        first[:] = obs.reshape(-1)
+        if self.spec.normalize_obs:
+            self._normalize(first)
+        last = len(self._folded) - 1
+        for layer, folded in enumerate(self._folded):
+            output = self._outputs[layer]
+            folded.dot(self._inputs[layer], output)
+            if layer < last:
+                self._activate(output)
+        return self._single_output
 
     def _forward(self, x: Array) -> FloatArray:
-        """One observation [obs_size], for which a matrix-vector product is fastest, or many [B, obs_size]."""
+        """[B, obs_size] -> [B, outputs]."""
         if self.spec.normalize_obs:
-            x = (x - self.arrays["obs_mean"]) * self.arrays["obs_scale"]
-            np.minimum(x, NORMALIZED_LIMIT, out=x)
-            np.maximum(x, -NORMALIZED_LIMIT, out=x)
+            x = x.astype(np.float32)
+            self._normalize(x)
         last = len(self._layers) - 1
         for layer, (weight, bias) in enumerate(self._layers):
-            x = weight.dot(x) if x.ndim == 1 else x.dot(weight.T)
+            x = x.dot(weight.T)
             x += bias
             if layer < last:
-                if self.spec.activation == "tanh":
-                    np.tanh(x, out=x)
-                else:
-                    np.maximum(x, 0.0, out=x)
+                self._activate(x)
         return x
 
-    def _categorical(self, logits: FloatArray, noise: FloatArray | None) -> Decision:
-        actions, log_probs = [], []
-        for row, row_logits in enumerate(logits):
-            choices, log_prob, start = [], 0.0, 0
-            for column, num_choices in enumerate(self.spec.categories):
-                part = row_logits[start : start + num_choices]
-                choice, part_log_prob = _choose(part, None if noise is None else noise.item(row, column))
-                choices.append(choice)
-                log_prob += part_log_prob
-                start += num_choices
-            actions.append(choices[0] if self._scalar_actions else choices)
-            log_probs.append(log_prob)
-        return Decision(np.array(actions), np.array(log_probs, np.float32))
+    def _activate(self, x: FloatArray) -> None:
+        if self.spec.activation == "tanh":
+            np.tanh(x, x)
+        else:
+            np.maximum(x, 0.0, out=x)
 
-    def _gaussian(self, mean: FloatArray, noise: FloatArray | None) -> Decision:
-        log_std = self.arrays["log_std"]
-        if noise is None:
-            noise = np.zeros_like(mean)
-        action = mean + np.exp(log_std) * noise
-        log_prob = -0.5 * (noise * noise).sum(axis=1) - (log_std.sum() + np.float32(LOG_SQRT_2PI * len(log_std)))
-        return Decision(action, log_prob)
-
-
-def _choose(logits: FloatArray, noise: float | None) -> tuple[int, float]:
-    """A category and its log-probability. Few numpy calls: with cold caches each costs a worker several µs."""
-    best = int(logits.argmax())  # and not `max`, which takes five times as long
-    logits = logits - logits[best]
-    cumulative = np.exp(logits).cumsum()
-    total = cumulative.item(-1)
-    choice = best
-    if noise is not None:
-        # Inverse transform: the first category whose cumulative weight exceeds noise × total.
-        choice = min(int(cumulative.searchsorted(noise * total, "right")), len(logits) - 1)
-    return choice, logits.item(choice) - math.log(total)
+    def _normalize(self, x: FloatArray) -> None:
+        x -= self.arrays["obs_mean"]
+        x *= self.arrays["obs_scale"]
+        np.minimum(x, NORMALIZED_LIMIT, out=x)
+        np.maximum(x, -NORMALIZED_LIMIT, out=x)

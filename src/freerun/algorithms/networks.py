@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from freerun.algorithms.actor import LOG_SQRT_2PI, NORMALIZED_LIMIT, Activation, ActorSpec, MLPActor
+from freerun.algorithms.actor import NORMALIZED_LIMIT, Activation, ActorSpec, MLPActor
+from freerun.algorithms.heads import LOG_SQRT_2PI
 
 
 def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.Sequential:
@@ -83,8 +84,7 @@ class ActorCritic(nn.Module):
         arrays = {"obs_mean": self.obs_mean, "obs_scale": self.obs_scale, **self.actor.state_dict()}
         if self.spec.gaussian_size:
             arrays["log_std"] = self.log_std
-        for name, array in actor.arrays.items():
-            array[:] = arrays[name].detach().cpu().numpy()
+        actor.load(torch.cat([arrays[name].detach().reshape(-1) for name in actor.arrays]).cpu().numpy())
 
 
 def categorical_log_prob(logits: Tensor, categories: Sequence[int], action: Tensor) -> Tensor:

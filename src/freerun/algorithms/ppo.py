@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -64,6 +64,7 @@ class PPOConfig:
     """Hidden layers of the policy and of the value function."""
     activation: Activation = "tanh"
     """Nonlinearity between layers."""
+    default_max_lag: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.episodes_per_update is not None and self.steps_per_update is not None:

@@ -88,8 +88,9 @@ class Executor:
                     raise
 
     def _finish(self, segment: Segment) -> None:
-        self._rounds.finish(segment)
-        del self._futures[int(segment.episode[0, 0])]
+        number = int(segment.episode[0, 0])
+        self._rounds.finish(number, segment)
+        del self._futures[number]
         self._breaks_in_a_row = 0
 
     def _finish_arrived(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from freerun.collectors.rollout import Rollout
 from freerun.collectors.rounds import Rounds
 from freerun.core import CollectorSettings, Counts, Demand, FloatArray, Policy, Segment, UserError, VectorEnv
@@ -31,15 +29,11 @@ class Inline:
 
     def collect(self, demand: Demand) -> list[Segment]:
         self._rounds.open(demand)
-        for segment in self._rollout.run(self._granted()):
-            self._rounds.finish(segment)
+        for segment in self._rollout.episodes(lambda wait: self._rounds.next()):
+            self._rounds.finish(int(segment.episode[0, 0]), segment.copy())
         segments = self._rounds.take()
         assert segments is not None
         return segments
-
-    def _granted(self) -> Iterator[int]:
-        while (number := self._rounds.next()) is not None:
-            yield number
 
     def close(self) -> None:
         self._rollout.close()

@@ -3,145 +3,159 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from freerun.core import (
-    Array,
-    FloatArray,
-    Policy,
-    Segment,
-    UserError,
-    VectorEnv,
-    episode_rng,
-    episode_seed,
-)
+from freerun.collectors.tape import Tape
+from freerun.core import Array, FloatArray, Policy, Segment, UserError, VectorEnv, episode_rng, episode_seed
 
-FIRST_CAPACITY = 128
-NOISE_BLOCK_STEPS = 64
+NextEpisode = Callable[[bool], int | None]
+"""The number of an episode that may start now, or None. Asked with True when no lane is running: None ends it all."""
+Flags = Array | Sequence[bool]
 
 
-class Episode:
-    """One lane's episode while it is being recorded."""
+def in_order(numbers: Iterable[int]) -> NextEpisode:
+    """These episodes, one after another."""
+    iterator = iter(numbers)
+    return lambda wait: next(iterator, None)
 
-    def __init__(self, number: int, lane: int, run_seed: int, policy: Policy, version: int, first_obs: Array):
+
+class Lane:
+    """One environment's episode while it runs."""
+
+    def __init__(self, number: int, index: int, run_seed: int, first_row: int):
         self.number = number
-        self.lane = lane
-        self.num_steps = 0
-        self._run_seed = run_seed
-        self._rng = episode_rng(run_seed, number)
-        self._policy = policy
-        self._version = version
-        self._started = time.perf_counter()
-        self._obs = np.empty((FIRST_CAPACITY, *first_obs.shape), first_obs.dtype)
-        self._obs[0] = first_obs
-        self._actions: list[Array] = []
-        self._log_probs: list[float] = []
-        self._rewards: list[float] = []
-
-    def noise(self) -> FloatArray:
-        """The noise for the next action, shaped [1, ...]."""
-        row = self.num_steps % NOISE_BLOCK_STEPS
-        if row == 0:
-            self._noise = self._policy.draw(self._rng, NOISE_BLOCK_STEPS)
-        return self._noise[row : row + 1]
-
-    def add(self, action: Array, log_prob: float, reward: float, next_obs: Array) -> None:
-        self._actions.append(action)
-        self._log_probs.append(log_prob)
-        self._rewards.append(reward)
-        self.num_steps += 1
-        if self.num_steps == len(self._obs):
-            self._obs = np.concatenate([self._obs, np.empty_like(self._obs)])
-        self._obs[self.num_steps] = next_obs
-
-    def finish(self, terminated: bool, truncated: bool) -> Segment:
-        steps = self.num_steps
-        reward = np.array(self._rewards, np.float32)
-        self._check_finite("observation", self._obs[: steps + 1])
-        self._check_finite("reward", reward)
-        ends = np.zeros((2, steps, 1), np.bool_)
-        ends[0, -1], ends[1, -1] = terminated, truncated
-        return Segment(
-            obs=self._obs[:steps, None],
-            action=np.array(self._actions)[:, None],
-            log_prob=np.array(self._log_probs, np.float32)[:, None],
-            reward=reward[:, None],
-            terminated=ends[0],
-            truncated=ends[1],
-            next_obs=self._obs[1 : steps + 1, None],
-            version=np.full((steps, 1), self._version),
-            episode=np.full((steps, 1), self.number),
-            seconds=time.perf_counter() - self._started,
-        )
-
-    def _check_finite(self, name: str, array: Array) -> None:
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            step = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
-            seed = episode_seed(self._run_seed, self.number)
-            raise UserError(
-                f"the environment returned a {name} that is not finite at step {step} of episode {self.number} "
-                f"(seed {seed}): mend it, or look for the cause with `freerun check-env`"
-            )
+        self.index = index
+        self.rng = episode_rng(run_seed, number)
+        self.first_row = first_row
+        self.started = time.perf_counter()
 
 
 class Rollout:
-    """Runs whole episodes in the lanes of a vector environment; a lane that is free takes the next episode."""
+    """Plays episodes in the lanes of a vector environment and records them on a tape.
+
+    Segments are views of the tape: take what you need of one before you ask for the next.
+    """
 
     def __init__(self, env: VectorEnv, policy: Policy, run_seed: int):
         self._env = env
         self._policy = policy
         self._run_seed = run_seed
-        self._version = 0
+        self._tape = Tape(env.spec, env.num_envs, policy)
+        self._lanes: list[Lane | None] = [None] * env.num_envs
+        self._running: list[Lane] = []
+        self._padded = np.zeros((env.num_envs, *env.spec.action_shape), env.spec.action_space.dtype)
 
     def load(self, weights: FloatArray, version: int) -> None:
+        self._tape.score()
+        self._tape.version = version
         self._policy.load(weights)
-        self._version = version
 
-    def run(self, episodes: Iterator[int]) -> Iterator[Segment]:
-        """Run these episodes and hand each over as it ends."""
-        lanes: list[Episode | None] = [None] * self._env.num_envs
-        padded = np.zeros((len(lanes), *self._env.spec.action_shape), self._env.spec.action_space.dtype)
-        obs = np.empty(0)
-        running: list[Episode] = []
-        rows: list[int] | slice = slice(None)
+    def episodes(self, next_episode: NextEpisode) -> Iterator[Segment]:
+        """Whole episodes, each as it ends, until there is no next one."""
         while True:
-            if len(running) < len(lanes):
-                obs = self._begin(episodes, lanes, obs)
-                running = [episode for episode in lanes if episode is not None]
-                if not running:
-                    return
-                rows = slice(None) if len(running) == len(lanes) else [episode.lane for episode in running]
-            noise = [episode.noise() for episode in running]
-            decision = self._policy.act(obs[rows], noise[0] if len(noise) == 1 else np.concatenate(noise))
-            actions = decision.action
-            if len(running) < len(lanes):  # lanes at rest get an action too, and ignore it
-                padded[rows] = actions
-                actions = padded
-            obs, final_obs, reward, terminated, truncated = self._env.step(actions)
-            for row, episode in enumerate(running):
-                lane = episode.lane
-                episode.add(decision.action[row], decision.log_prob[row], reward[lane], final_obs[lane])
-                if terminated[lane] or truncated[lane]:
-                    yield episode.finish(bool(terminated[lane]), bool(truncated[lane]))
-                    lanes[lane] = None
-            if None in lanes:
-                running = [episode for episode in running if lanes[episode.lane] is episode]
+            if not self._running:
+                self._tape.rewind()
+            if not self._begin(next_episode, self._tape.row):
+                return
+            terminated, truncated = self._step()
+            for lane in self._ended(terminated, truncated):
+                segment = self._tape.episode(lane, lane.number)
+                segment.terminated[-1], segment.truncated[-1] = terminated[lane.index], truncated[lane.index]
+                segment.seconds = time.perf_counter() - lane.started
+                self._check_finite(segment)
+                yield segment
 
-    def _begin(self, episodes: Iterator[int], lanes: list[Episode | None], obs: Array) -> Array:
-        """Start the next episodes in the lanes that are free."""
-        free = [lane for lane, episode in enumerate(lanes) if episode is None]
-        numbers = dict(zip(free, episodes))  # noqa: B905 - ends with the shorter: a lane without an episode rests
-        if not numbers:
-            return obs
-        seeds: list[int | None] = [None] * len(lanes)
-        for lane, number in numbers.items():
-            seeds[lane] = episode_seed(self._run_seed, number)
-        obs = self._env.reset(seeds)
-        for lane, number in numbers.items():
-            lanes[lane] = Episode(number, lane, self._run_seed, self._policy, self._version, obs[lane])
-        return obs
+    def segments(self, num_steps: int, next_episode: NextEpisode) -> Iterator[Segment]:
+        """All lanes for so many steps at a time, without end; a lane whose episode has ended takes the next one."""
+        while True:
+            started = time.perf_counter()
+            self._tape.rewind()
+            self._begin(next_episode, first_row=0)
+            for lane in self._running:
+                lane.first_row = 0
+            ends = np.zeros((2, num_steps, len(self._lanes)), np.bool_)
+            numbers = np.empty(ends.shape[1:], np.int64)
+            successors = []
+            for row in range(num_steps):
+                numbers[row] = [lane.number for lane in self._running]
+                terminated, truncated = self._step()
+                if ended := self._ended(terminated, truncated):
+                    ends[0, row], ends[1, row] = terminated, truncated
+                    successors += [(row, lane.index, self._tape.obs[row + 1, lane.index].copy()) for lane in ended]
+                    self._begin(next_episode, first_row=0)
+            segment = self._tape.segment(numbers, ends, successors)
+            segment.seconds = time.perf_counter() - started
+            self._check_finite(segment)
+            yield segment
+
+    def _step(self) -> tuple[Flags, Flags]:
+        """One step of every lane, onto the tape."""
+        tape, running = self._tape, self._running
+        row = tape.row
+        if len(running) == len(self._lanes):
+            decision = self._policy.act(tape.obs[row], tape.noise(running))
+            tape.action[row], tape.head[row] = decision
+            action = decision.action
+        else:  # lanes at rest get an action too, and ignore it
+            lanes = [lane.index for lane in running]
+            decision = self._policy.act(tape.obs[row, lanes], tape.noise(running)[lanes])
+            tape.action[row, lanes], tape.head[row, lanes] = decision
+            action = self._padded
+            action[lanes] = decision.action
+        result = self._env.step(action)
+        tape.add(result.reward, result.final_obs, running)
+        return result.terminated, result.truncated
+
+    def _begin(self, next_episode: NextEpisode, first_row: int) -> bool:
+        """Start the next episodes in the lanes that are free, recorded from `first_row` on; False when nothing runs."""
+        if len(self._running) == len(self._lanes):
+            return True
+        numbers: dict[int, int] = {}
+        for index, lane in enumerate(self._lanes):
+            if lane is None:
+                number = next_episode(not self._running and not numbers)
+                if number is None:
+                    break
+                numbers[index] = number
+        if numbers:
+            seeds: list[int | None] = [None] * len(self._lanes)
+            for index, number in numbers.items():
+                seeds[index] = episode_seed(self._run_seed, number)
+            obs = self._env.reset(seeds)
+            for index, number in numbers.items():
+                lane = self._lanes[index] = Lane(number, index, self._run_seed, first_row)
+                self._tape.begin(lane, obs[index])
+            self._running = [lane for lane in self._lanes if lane is not None]
+        return bool(self._running)
+
+    def _ended(self, terminated: Flags, truncated: Flags) -> list[Lane]:
+        """The lanes whose episode has just ended; they are free now."""
+        if not (True in terminated or True in truncated):
+            return []
+        ended = [lane for lane in self._running if terminated[lane.index] or truncated[lane.index]]
+        for lane in ended:
+            self._lanes[lane.index] = None
+        self._running = [lane for lane in self._lanes if lane is not None]
+        return ended
+
+    def _check_finite(self, segment: Segment) -> None:
+        for name, array, step in (
+            ("observation", segment.obs[:1], 0),
+            ("observation", segment.next_obs, 1),
+            ("reward", segment.reward, 0),
+        ):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                finite = np.isfinite(array.reshape(*array.shape[:2], -1)).all(axis=2)
+                row, column = (int(index) for index in np.argwhere(~finite)[0])
+                number = int(segment.episode[row, column])
+                since = int(np.argmax(segment.episode[:, column] == number))
+                raise UserError(
+                    f"the environment returned a {name} that is not finite at step {row - since + step} of episode "
+                    f"{number} (seed {episode_seed(self._run_seed, number)}): mend it, or look for the cause with "
+                    "`freerun check-env`"
+                )
 
     def close(self) -> None:
         self._env.close()

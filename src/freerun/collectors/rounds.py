@@ -13,17 +13,18 @@ FIRST_ROUND_EPISODES = 8
 
 
 class Rounds:
-    """Deals out episode numbers in order and hands finished episodes back in order.
+    """Deals out episode numbers in order and hands finished episodes back in order; or segments of `unit_steps`.
 
     A round is the episodes of one `collect`. Episodes of up to `max_lag` later rounds may start early. A round is
     always the next episodes by number, never the first to finish, so short episodes are not favoured; and whatever
     was started is trained, so none is lost.
     """
 
-    def __init__(self, max_lag: int):
+    def __init__(self, max_lag: int, unit_steps: int | None = None):
         self.book = Counts()
         self.version = 0
         self._max_lag = max_lag
+        self._unit_steps = unit_steps
         self._first = 0  # the oldest episode that has not been taken
         self._end = 0  # the round is [first, end), or more (see `_round_end`)
         self._limit = 0  # episodes below this may start
@@ -45,7 +46,8 @@ class Rounds:
             num_now, num_episodes = self._episodes_for(demand.steps)
         self._end = self._first + num_now
         self._limit = max(self._limit, self._end)
-        if self._max_lag and not (demand.steps and self._measured_episodes == 0):
+        lengths_known = demand.episodes or self._unit_steps or self._measured_episodes
+        if self._max_lag and lengths_known:
             self._limit = max(self._limit, self._first + num_episodes * (1 + self._max_lag))
 
     def _episodes_for(self, steps: int) -> tuple[int, int]:
@@ -53,6 +55,9 @@ class Rounds:
 
         Lengths measured under older weights may be off: wait for most of them first, then count again.
         """
+        if self._unit_steps is not None:
+            num_units = math.ceil(steps / self._unit_steps)
+            return num_units, num_units
         if self._measured_episodes == 0:
             return FIRST_ROUND_EPISODES, FIRST_ROUND_EPISODES
         estimate = steps * self._measured_episodes / self._measured_steps
@@ -72,8 +77,7 @@ class Rounds:
         self.book.episodes_started += 1
         return number
 
-    def finish(self, segment: Segment) -> None:
-        number = int(segment.episode[0, 0])
+    def finish(self, number: int, segment: Segment) -> None:
         if number not in self._started or number in self._finished:
             raise RuntimeError(f"episode {number} was delivered but is not under way")
         self._finished[number] = segment

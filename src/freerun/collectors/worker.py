@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 
 import cloudpickle
 
-from freerun.collectors.rollout import Rollout
-from freerun.core import EnvFactory, Policy, Segment
+from freerun.collectors.rollout import Rollout, in_order
+from freerun.core import EnvFactory, EnvFailure, Policy, Segment, UserError
 from freerun.transport import processes
 from freerun.transport.weights import WeightsBoard
 
@@ -21,26 +24,45 @@ class WorkerSetup:
     factory_and_policy: bytes
     board: WeightsBoard
     run_seed: int
+    num_envs: int = 1
 
     @classmethod
-    def pack(cls, factory: EnvFactory, policy: Policy, board: WeightsBoard, run_seed: int) -> WorkerSetup:
-        return cls(cloudpickle.dumps((factory, policy)), board, run_seed)
+    def pack(
+        cls, factory: EnvFactory, policy: Policy, board: WeightsBoard, run_seed: int, num_envs: int = 1
+    ) -> WorkerSetup:
+        return cls(cloudpickle.dumps((factory, policy)), board, run_seed, num_envs)
 
 
 class Worker:
-    """Runs one episode at a time with the newest weights; environment and policy stay warm between episodes."""
+    """Environments and a policy that stay warm between episodes."""
 
     def __init__(self, setup: WorkerSetup):
         processes.enter_worker()
         factory, policy = pickle.loads(setup.factory_and_policy)
         self._board = setup.board
         self._version = -1
-        self._rollout = Rollout(factory.make(1), policy, setup.run_seed)
-        Finalize(None, self._rollout.close, exitpriority=0)  # simulators may hold more than memory
+        self.rollout = Rollout(factory.make(setup.num_envs), policy, setup.run_seed)
+        Finalize(None, self.rollout.close, exitpriority=0)  # simulators may hold more than memory
 
-    def run_episode(self, number: int) -> Segment:
+    def refresh(self) -> None:
+        """Take the newest weights."""
         if self._board.version != self._version:
             weights, self._version = self._board.read()
-            self._rollout.load(weights, self._version)
-        (segment,) = self._rollout.run(iter([number]))
-        return segment
+            self.rollout.load(weights, self._version)
+
+    def run_episode(self, number: int) -> Segment:
+        self.refresh()
+        return next(self.rollout.episodes(in_order([number])))
+
+
+@contextlib.contextmanager
+def reporting(send: Callable[[Exception], None]) -> Iterator[None]:
+    """A worker's life: it ends in silence when the learner has closed the pipe, and with a word when it fails."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except (UserError, EnvFailure) as failure:
+        send(failure)
+    except Exception:
+        send(EnvFailure(f"a worker failed:\n{traceback.format_exc()}"))

@@ -102,7 +102,8 @@ class Ledger:
         return {
             "started": counts.episodes_started,
             "trained": self.episodes_trained,
-            "handed_over_untrained": len(self._untrained) + len(self._open),
+            "handed_over_untrained": len(self._untrained) + len(self._open) - counts.episodes_cut,
+            "cut": counts.episodes_cut,
             "dropped": counts.episodes_dropped,
             "rerun": counts.episodes_rerun,
             "in_flight": counts.episodes_in_flight,

@@ -1,0 +1,81 @@
+"""From a policy's output to an action and its log-probability, in numpy, for many environments at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from freerun.core import Array, Decision, FloatArray
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+SMALLEST_EXPONENTIAL = np.float32(1e-30)
+
+
+class Head(Protocol):
+    size: int
+    """Numbers that `log_prob` needs of each step."""
+
+    def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray: ...
+
+    def choose(self, output: FloatArray, noise: FloatArray | None) -> Decision: ...
+
+    def log_prob(self, head: FloatArray, action: Array) -> FloatArray: ...
+
+
+class Categorical:
+    """Independent categories, sampled by the Gumbel-max trick: one addition and one argmax, whatever the batch."""
+
+    def __init__(self, sizes: tuple[int, ...], scalar_actions: bool):
+        self.size = sum(sizes)
+        self._scalar_actions = scalar_actions
+        ends = np.cumsum(sizes).tolist()
+        self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+    def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
+        """Gumbel noise: minus the logarithm of exponential noise."""
+        noise = rng.standard_exponential((num_steps, self.size), np.float32)
+        np.maximum(noise, SMALLEST_EXPONENTIAL, out=noise)
+        np.log(noise, out=noise)
+        return np.negative(noise, out=noise)
+
+    def choose(self, output: FloatArray, noise: FloatArray | None) -> Decision:
+        perturbed = output if noise is None else output + noise
+        if self._scalar_actions:
+            return Decision(perturbed.argmax(axis=1), output)
+        return Decision(np.stack([perturbed[:, part].argmax(axis=1) for part in self._parts], axis=1), output)
+
+    def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
+        action = action.reshape(len(action), -1)
+        rows = np.arange(len(action))
+        total = np.zeros(len(action), np.float32)
+        for column, part in enumerate(self._parts):
+            logits = head[:, part] - head[:, part].max(axis=1, keepdims=True)
+            total += logits[rows, action[:, column]] - np.log(np.exp(logits).sum(axis=1))
+        return total
+
+
+class Gaussian:
+    """A diagonal Gaussian around the output, its deviation independent of the observation."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.load(np.zeros(size, np.float32))
+
+    def load(self, log_std: FloatArray) -> None:
+        self._std = np.exp(log_std)
+        self._log_norm = log_std.sum() + np.float32(LOG_SQRT_2PI * self.size)
+
+    def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
+        return rng.standard_normal((num_steps, self.size), np.float32)
+
+    def choose(self, output: FloatArray, noise: FloatArray | None) -> Decision:
+        if noise is None:
+            return Decision(output.copy(), np.zeros_like(output))
+        return Decision(output + self._std * noise, noise)
+
+    def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
+        """The noise says it all: the action lies that many deviations from the mean."""
+        log_prob: FloatArray = -0.5 * (head * head).sum(axis=1) - self._log_norm
+        return log_prob
