@@ -71,7 +71,8 @@ class VectorEnv(Protocol):
 class EnvFactory(Protocol):
     """Builds environments where they are needed; travels to the workers."""
 
-    spec: EnvSpec
+    @property
+    def spec(self) -> EnvSpec: ...
 
     def make(self, num_envs: int) -> VectorEnv:
         """Environments stepped one after another in this process."""

@@ -43,6 +43,7 @@ def train(
         started = time.perf_counter()
         metrics = algorithm.update(ledger.version, progress)
         shares.learner_updated(time.perf_counter() - started)
+        metrics |= ledger.lags()
         ledger.trained()
         collector.publish(algorithm.policy.weights, ledger.version)
         counts = collector.counts()

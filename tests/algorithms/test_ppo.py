@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -69,16 +71,15 @@ def test_ratio_is_one_without_lag_although_the_normaliser_moves() -> None:
     assert not np.allclose(ppo.policy.arrays["obs_mean"], 0.0)
 
 
-def updated_weights(lag: int) -> FloatArray:
+def updated_weights(lag: int, **options: Any) -> FloatArray:
     """The policy after one update on data that is `lag` updates old."""
-    ppo, rollout = make("toy_envs:OneBit", PPOConfig(episodes_per_update=10, learning_rate=1e-2))
+    ppo, rollout = make("toy_envs:OneBit", PPOConfig(episodes_per_update=10, learning_rate=1e-2, **options))
     segments = episodes(rollout, 0, 10)
     for version in range(lag):
         ppo.observe(episodes(rollout, 10 + 10 * version, 10))
         ppo.update(version, 0.0)
     ppo.observe(segments)
-    metrics = ppo.update(lag, 0.0)
-    assert metrics["lag_mean"] == metrics["lag_max"] == lag
+    ppo.update(lag, 0.0)
     return ppo.policy.weights.copy()
 
 
@@ -88,6 +89,12 @@ def test_decoupled_objective_is_plain_ppo_without_lag_and_only_then(lag: int, mo
     monkeypatch.setattr("freerun.algorithms.ppo.proximal_log_prob", lambda behaviour, *_: behaviour)
     monkeypatch.setattr("freerun.algorithms.ppo.importance_weight", lambda behaviour, *_: torch.ones_like(behaviour))
     assert np.array_equal(decoupled, updated_weights(lag)) == (lag == 0)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_vtrace_is_plain_ppo_without_lag_and_only_then(lag: int) -> None:
+    plain, corrected = updated_weights(lag), updated_weights(lag, lag_correction="vtrace")
+    assert np.array_equal(plain, corrected) == (lag == 0)
 
 
 def test_learning_rate_is_annealed() -> None:

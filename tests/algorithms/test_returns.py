@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freerun.algorithms.returns import clipped_objective, gae, importance_weight, proximal_log_prob
+from freerun.algorithms.returns import clipped_objective, gae, importance_weight, proximal_log_prob, vtrace
 
 GAMMA, LAMBDA = 0.5, 0.5
 
@@ -80,3 +80,24 @@ def test_decoupled_objective_is_plain_ppo_without_lag_to_the_last_bit() -> None:
     proximal = proximal_log_prob(behaviour, rounded_otherwise, torch.zeros(100, dtype=torch.int64))
     assert torch.equal(proximal, behaviour)
     assert torch.equal(importance_weight(proximal, behaviour, 2.0), torch.ones(100))
+
+
+def test_vtrace_by_hand() -> None:
+    # The deltas of `test_gae_by_hand`: 1, −3, −7; weights 0.5, 1, 0.1; γλ = 0.25.
+    # correction_2 = 0.1·(−7)                = −0.7      A_2 = −7
+    # correction_1 = 1·(−3 + 0.25·(−0.7))    = −3.175    A_1 = −3 + 0.25·(−0.7)   = −3.175
+    # correction_0 = 0.5·(1 + 0.25·(−3.175)) = 0.103125  A_0 = 1 + 0.25·(−3.175)  = 0.20625
+    steps = (column(1, 2, 3), column(10, 20, 30), column(20, 30, 40), flags(0, 0, 0), flags(0, 0, 0))
+    advantage, correction = vtrace(*steps, column(0.5, 1.0, 0.1), GAMMA, LAMBDA)
+    torch.testing.assert_close(advantage, column(0.20625, -3.175, -7))
+    torch.testing.assert_close(correction, column(0.103125, -3.175, -0.7))
+
+
+def test_vtrace_is_gae_without_lag_to_the_last_bit() -> None:
+    torch.manual_seed(0)
+    shape = (50, 7)
+    terminated, truncated = torch.rand(shape) < 0.1, torch.rand(shape) < 0.1
+    steps = (torch.randn(shape), torch.randn(shape), torch.randn(shape), terminated, terminated | truncated)
+    expected = gae(*steps, 0.99, 0.95)
+    for result in vtrace(*steps, torch.ones(shape), 0.99, 0.95):
+        assert torch.equal(result, expected)

@@ -93,10 +93,34 @@ def test_demand_in_steps_becomes_episodes_by_their_length() -> None:
 def test_a_demand_in_steps_grants_nothing_ahead_before_lengths_are_known() -> None:
     rounds = Rounds(max_lag=4)
     rounds.open(Demand(steps=1000))
-    assert len(finish(rounds, num_steps=50)) == FIRST_ROUND_EPISODES
+    running = list(iter(rounds.next, None))
+    assert len(running) == FIRST_ROUND_EPISODES
+    for number in running[:-1]:
+        rounds.finish(number, episode(number, 50))
+        assert rounds.next() is None
+    rounds.finish(running[-1], episode(running[-1], 50))
+    assert len(list(iter(rounds.next, None))) == 1000 * 4 / 50
+
+
+def test_a_demand_in_steps_runs_ahead_by_the_newest_lengths() -> None:
+    """Episodes that grow longer must not make a round larger than was asked for."""
+    rounds = Rounds(max_lag=1)
+    rounds.open(Demand(steps=80))
+    assert len(finish(rounds, num_steps=10)) == FIRST_ROUND_EPISODES + 8  # 80 steps, and 80 more ahead
     taken(rounds)
-    rounds.open(Demand(steps=600))
-    assert len(finish(rounds, num_steps=50)) == 12 * 5
+    rounds.version = 1
+    rounds.open(Demand(steps=80))
+    for number in [rounds.next() for _ in range(4)]:
+        assert number is not None
+        rounds.finish(number, episode(number, 100))
+    assert rounds.next() is None, "400 steps are under way: more than enough, though eight episodes used to be"
+
+
+def test_segments_of_known_size_are_counted_exactly() -> None:
+    rounds = Rounds(max_lag=2, unit_steps=32)
+    rounds.open(Demand(steps=100))
+    assert len(finish(rounds, num_steps=32)) == 4 * 3
+    assert len(taken(rounds)) == 4
 
 
 def test_an_episode_that_would_grow_too_old_is_taken_with_the_round() -> None:

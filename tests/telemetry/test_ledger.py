@@ -50,6 +50,10 @@ def test_lag_is_counted_from_the_version_of_each_step() -> None:
     ledger.account([segment([[0], [0], [0]], [[0], [0], [1]], [[1], [1], [1]], version=0)])
     assert ledger.lag_max == 2
     assert ledger.lag_mean == pytest.approx(6 / 4)
+    ledger.account([segment([[0]], [[1]], [[2]], version=2)])
+    assert ledger.lags() == {"lag_mean": 1.5, "lag_max": 2.0, "lag_share/0": 0.25, "lag_share/2": 0.75}
+    ledger.trained()
+    assert ledger.lags() == {"lag_mean": 0.0, "lag_max": 0.0}
 
 
 def test_books_that_do_not_balance_are_an_error() -> None:

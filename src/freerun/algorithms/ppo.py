@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,14 @@ from freerun.algorithms.actor import NORMALIZED_LIMIT, Activation, ActorSpec, ML
 from freerun.algorithms.batch import Batch, join
 from freerun.algorithms.networks import ActorCritic, share_one_buffer
 from freerun.algorithms.normalization import RunningMoments
-from freerun.algorithms.returns import approx_kl, clipped_objective, gae, importance_weight, proximal_log_prob
+from freerun.algorithms.returns import (
+    approx_kl,
+    clipped_objective,
+    gae,
+    importance_weight,
+    proximal_log_prob,
+    vtrace,
+)
 from freerun.core import Array, Demand, EnvSpec, Metrics, Segment, UserError
 
 DEFAULT_STEPS_PER_UPDATE = 2048
@@ -58,8 +65,11 @@ class PPOConfig:
     """Scale observations by their running mean and deviation; the statistics travel with the weights."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of the discounted return."""
+    lag_correction: Literal["decoupled", "vtrace"] = "decoupled"
+    """How to learn from steps taken with older weights: weigh them (the decoupled objective), or also correct
+    advantages and value targets along the way (V-trace). Without lag there is no difference."""
     max_importance_weight: float = 2.0
-    """Limit of the correction for steps taken with older weights; it is exactly 1 without lag."""
+    """Limit of the weight of steps taken with older weights (V-trace: 1); it is exactly 1 without lag."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Hidden layers of the policy and of the value function."""
     activation: Activation = "tanh"
@@ -126,7 +136,7 @@ class PPO:
             # Only now: acting and learning of one version must see the same statistics, or the ratio is not 1.
             self._update_obs_moments(batch.obs)
         self._net.export(self.policy)
-        return {**metrics, "lag_mean": float(lag.mean()), "lag_max": float(lag.max())}
+        return metrics
 
     def _learn(self, batch: Batch, lag: Tensor) -> Metrics:
         config, net = self.config, self._net
@@ -134,12 +144,12 @@ class PPO:
         action, behaviour = self._tensor(batch.action), self._tensor(batch.log_prob)
         with torch.no_grad():
             value = net.value(obs)
-            advantage = self._advantage(batch, value)
-            target = advantage + value
             proximal = behaviour
             if lag.any():
                 proximal = proximal_log_prob(behaviour, net.log_prob(net.actor(obs), action), lag)
-            weight = importance_weight(proximal, behaviour, config.max_importance_weight)
+            limit = 1.0 if config.lag_correction == "vtrace" else config.max_importance_weight
+            weight = importance_weight(proximal, behaviour, limit)
+            advantage, target = self._advantage(batch, value, weight)
         log_ratios, losses = [], []
         for rows in self._minibatches(len(batch)):
             row_obs = obs[rows]
@@ -182,25 +192,24 @@ class PPO:
         gradient *= (self.config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
         self._optimizer.step()
 
-    def _advantage(self, batch: Batch, value: Tensor) -> Tensor:
-        """GAE over time, [T, B], then back to flat rows."""
+    def _advantage(self, batch: Batch, value: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and value targets: worked out over time, [T, B], then back to flat rows."""
+        config = self.config
         rows, mask = self._tensor(batch.rows), self._tensor(batch.mask)
         next_value = torch.zeros_like(value)
         inner = mask[:-1] & mask[1:]
         next_value[rows[:-1][inner]] = value[rows[1:][inner]]
         next_value[self._tensor(batch.boundary)] = self._net.value(self._normalized(batch.boundary_next_obs))
-        advantage = gae(
-            self._tensor(self._scaled_reward(batch))[rows],
-            value[rows],
-            next_value[rows],
-            self._tensor(batch.terminated)[rows],
-            self._tensor(batch.ended)[rows] | ~mask,
-            self.config.gamma,
-            self.config.gae_lambda,
-        )
-        flat = torch.empty_like(value)
-        flat[rows[mask]] = advantage[mask]
-        return flat
+        reward = self._tensor(self._scaled_reward(batch))[rows]
+        terminated, ended = self._tensor(batch.terminated)[rows], self._tensor(batch.ended)[rows] | ~mask
+        steps = (reward, value[rows], next_value[rows], terminated, ended)
+        if config.lag_correction == "vtrace":
+            advantage, correction = vtrace(*steps, weight[rows], config.gamma, config.gae_lambda)
+        else:
+            advantage = correction = gae(*steps, config.gamma, config.gae_lambda)
+        flat = torch.empty((2, *value.shape), dtype=value.dtype, device=value.device)
+        flat[:, rows[mask]] = torch.stack([advantage[mask], correction[mask]])
+        return flat[0], flat[1] + value
 
     def _scaled_reward(self, batch: Batch) -> Array:
         if not self.config.normalize_reward:

@@ -30,6 +30,32 @@ def gae(
     return advantage
 
 
+def vtrace(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    rho: Tensor,
+    gamma: float,
+    trace_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """V-trace (Espeholt et al. 2018, eq. 1, with λ), all [T, B]: advantages, and what to add to V for its targets.
+
+    `rho` is the importance weight of each step, truncated at 1, and serves as the paper's c too. Where it is 1
+    everywhere, both results are `gae`, to the last bit.
+    """
+    delta = reward + gamma * next_value * ~terminated - value
+    carry = gamma * trace_lambda * ~ended
+    correction, advantage = torch.empty_like(delta), torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])
+    for step in reversed(range(len(delta))):
+        advantage[step] = delta[step] + carry[step] * running
+        running = rho[step] * (delta[step] + carry[step] * running)
+        correction[step] = running
+    return advantage, correction
+
+
 def clipped_objective(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
     """PPO's surrogate per step (Schulman et al. 2017, eq. 7)."""
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip_range, 1 + clip_range) * advantage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ Result = TypeVar("Result")
 SHORT_UNIT_SECONDS = 0.05
 UNITS_AHEAD = 4
 """Short units are dealt out ahead so that a worker need not wait for its next number; long ones one by one."""
+SWITCH_SECONDS = 0.0001
+"""How long the pump waits for the interpreter while the learner updates. With Python's 5 ms, and half a dozen waits
+for every unit, a worker stood idle for 25 ms between two episodes."""
 MAX_DEATHS_IN_A_ROW = 3
 CLOSE_SECONDS = 1.0
 
@@ -36,6 +40,8 @@ class Peer:
     ready: bool = False
     units: list[int] = field(default_factory=list)
     """Granted to it and not back yet."""
+    owed: list[int] = field(default_factory=list)
+    """Lost with the worker that it replaces, and for nobody else to run."""
     parts: dict[int, list[Segment]] = field(default_factory=dict)
     """Pieces of units that are longer than a slot."""
 
@@ -46,11 +52,19 @@ class Crew:
     A unit is what is granted and handed over by number: an episode or a segment.
     """
 
-    def __init__(self, num_workers: int, rounds: Rounds, board: WeightsBoard, lanes_per_worker: int = 1):
+    def __init__(
+        self,
+        num_workers: int,
+        rounds: Rounds,
+        board: WeightsBoard,
+        lanes_per_worker: int = 1,
+        anyone_may_rerun: bool = True,
+    ):
         self.num_workers = num_workers
         self._rounds = rounds
         self._board = board
         self._lanes_per_worker = lanes_per_worker
+        self._anyone_may_rerun = anyone_may_rerun
         self._hub: Hub[Peer] = Hub()
         self._peers: list[Peer] = []
         self._deaths_in_a_row = 0
@@ -58,8 +72,10 @@ class Crew:
         self._failure: Exception | None = None
         self._closing = False
         self._pump = threading.Thread(target=self._serve, name="freerun-crew", daemon=True)
+        self._switch_interval = sys.getswitchinterval()
 
     def _start(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             for index in range(self.num_workers):
                 self._start_worker(index)
@@ -150,7 +166,7 @@ class Crew:
 
     def _feed(self, peer: Peer) -> None:
         while peer.ready and len(peer.units) < peer.room:
-            unit = self._rounds.next()
+            unit = peer.owed.pop(0) if peer.owed else self._rounds.next()
             if unit is None:
                 return
             peer.units.append(unit)
@@ -169,14 +185,17 @@ class Crew:
                 f"{self._deaths_in_a_row} workers died in a row without finishing an episode; "
                 f"the last one ended with exit code {peer.process.exitcode}"
             )
+        replacement = self._start_worker(peer.index)
         with self._changed:
             self._peers.remove(peer)
-            for unit in peer.units:
-                self._rounds.lost(unit)
             self._rounds.book.worker_restarts += 1
-        self._start_worker(peer.index)
+            if self._anyone_may_rerun:
+                for unit in peer.units:
+                    self._rounds.lost(unit)
+            else:
+                replacement.owed = peer.units + peer.owed
 
-    def _start_worker(self, index: int) -> None:
+    def _start_worker(self, index: int) -> Peer:
         ours, theirs = processes.context().Pipe()
         target, arguments = self._target(index)
         process = processes.start(target, theirs, *arguments)
@@ -184,8 +203,10 @@ class Crew:
         peer = Peer(index, process, ours, self._lanes_per_worker)
         self._peers.append(peer)
         self._hub.add(ours, peer)
+        return peer
 
     def close(self) -> None:
+        sys.setswitchinterval(self._switch_interval)
         self._closing = True
         self._hub.wake()
         if self._pump.is_alive():

@@ -69,8 +69,10 @@ class Freerun(Crew):
         self._slots_per_worker = slots_per_worker
         self._cut = CutEpisodes(num_workers)
         board = WeightsBoard(context, policy.weights.size)
-        # A segment fills all of a worker's environments; an episode one of them.
-        super().__init__(num_workers, rounds, board, num_envs if config.segment_steps is None else 1)
+        # An episode fills one of a worker's environments, and any worker may run it. A segment fills all of them and
+        # continues the worker's last one, so it must not be overtaken.
+        whole_episodes = config.segment_steps is None
+        super().__init__(num_workers, rounds, board, num_envs if whole_episodes else 1, whole_episodes)
         self._setup = WorkerSetup.pack(factory, policy, board, settings.seed, num_envs)
         self._start()
 

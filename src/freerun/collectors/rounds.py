@@ -10,6 +10,8 @@ from freerun.core import Counts, Demand, Segment
 
 FIRST_ROUND_EPISODES = 8
 """What a demand in steps starts with, before any episode's length is known."""
+RECENT_EPISODES = 32
+"""Whose lengths say how many steps an episode that has just started will take."""
 
 
 class Rounds:
@@ -35,41 +37,58 @@ class Rounds:
         self._measured_version = -1  # lengths are those of the episodes taken at this version
         self._measured_steps = 0
         self._measured_episodes = 0
+        self._steps_ahead: int | None = None  # for a demand in steps: how many may be under way beyond the round
+        self._recent_lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
 
     def open(self, demand: Demand) -> None:
         """Grant the episodes that meet the demand, and as many again for every update of allowed lag.
 
         Until the length of episodes is known, a demand in steps grants nothing ahead: it could be far too much.
         """
-        num_now = num_episodes = demand.episodes
-        if demand.steps:
-            num_now, num_episodes = self._episodes_for(demand.steps)
-        self._end = self._first + num_now
+        num_units = demand.episodes
+        self._steps_ahead = None
+        if demand.steps and self._unit_steps is not None:
+            num_units = math.ceil(demand.steps / self._unit_steps)
+        elif demand.steps:
+            num_units = self._episodes_for(demand.steps)
+            self._steps_ahead = demand.steps * self._max_lag
+        self._end = self._first + num_units
         self._limit = max(self._limit, self._end)
-        lengths_known = demand.episodes or self._unit_steps or self._measured_episodes
-        if self._max_lag and lengths_known:
-            self._limit = max(self._limit, self._first + num_episodes * (1 + self._max_lag))
+        if self._steps_ahead is None:
+            self._limit = max(self._limit, self._end + num_units * self._max_lag)
 
-    def _episodes_for(self, steps: int) -> tuple[int, int]:
-        """How many episodes to wait for now, and how many all these steps will take.
+    def _episodes_for(self, steps: int) -> int:
+        """How many episodes to wait for now.
 
         Lengths measured under older weights may be off: wait for most of them first, then count again.
         """
-        if self._unit_steps is not None:
-            num_units = math.ceil(steps / self._unit_steps)
-            return num_units, num_units
         if self._measured_episodes == 0:
-            return FIRST_ROUND_EPISODES, FIRST_ROUND_EPISODES
+            return FIRST_ROUND_EPISODES
         estimate = steps * self._measured_episodes / self._measured_steps
         fresh = self._measured_version == self.version
-        return (math.ceil(estimate) if fresh else max(1, int(0.75 * estimate))), math.ceil(estimate)
+        return math.ceil(estimate) if fresh else max(1, int(0.75 * estimate))
+
+    def _may_run_ahead(self) -> bool:
+        """Whether the steps expected beyond this round leave room for one more episode.
+
+        Asked anew for each, with the newest lengths: while a policy learns to live longer, an estimate that is one
+        update old grants far more steps than were asked for.
+        """
+        if not self._steps_ahead or len(self._recent_lengths) < FIRST_ROUND_EPISODES:
+            return False
+        expected = sum(self._recent_lengths) / len(self._recent_lengths)
+        ahead = sum(
+            self._finished[number].num_steps if number in self._finished else expected
+            for number in range(self._end, self._next)
+        )
+        return ahead < self._steps_ahead
 
     def next(self) -> int | None:
         """An episode that may start now, if there is one."""
         if self._again:
             self.book.episodes_rerun += 1
             return self._again.popleft()
-        if self._next >= self._limit:
+        if self._next >= self._limit and not self._may_run_ahead():
             return None
         number = self._next
         self._next += 1
@@ -81,6 +100,7 @@ class Rounds:
         if number not in self._started or number in self._finished:
             raise RuntimeError(f"episode {number} was delivered but is not under way")
         self._finished[number] = segment
+        self._recent_lengths.append(segment.num_steps)
         self.book.steps_delivered += segment.num_steps
         self.book.busy_seconds += segment.seconds
 

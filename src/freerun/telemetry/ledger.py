@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from freerun.core import Counts, Segment
+from freerun.core import Counts, Metrics, Segment
 
 RECENT_EPISODES = 100
 
@@ -24,6 +24,7 @@ class Ledger:
         self.episodes_trained = 0
         self.lag_max = 0
         self._lag_sum = 0
+        self._update_lags: Counter[int] = Counter()
         self._file = file
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
         self._open: dict[int, tuple[float, int]] = {}  # return and length so far of episodes that have not ended
@@ -39,8 +40,10 @@ class Ledger:
             self.steps += segment.num_steps
             for version, num_steps in Counter(segment.version.ravel().tolist()).items():
                 self._steps_by_version[version] += num_steps
-                self._lag_sum += (self.version - version) * num_steps
-                self.lag_max = max(self.lag_max, self.version - version)
+                lag = self.version - version
+                self._update_lags[lag] += num_steps
+                self._lag_sum += lag * num_steps
+                self.lag_max = max(self.lag_max, lag)
             for column in range(segment.reward.shape[1]):
                 self._account_column(segment, column)
 
@@ -60,8 +63,18 @@ class Ledger:
                 self._open[number] = (total, length)
             start = end
 
+    def lags(self) -> Metrics:
+        """How old the steps of this update are: mean, maximum, and the share of each lag."""
+        total = max(1, sum(self._update_lags.values()))
+        return {
+            "lag_mean": sum(lag * num_steps for lag, num_steps in self._update_lags.items()) / total,
+            "lag_max": float(max(self._update_lags, default=0)),
+            **{f"lag_share/{lag}": num_steps / total for lag, num_steps in sorted(self._update_lags.items())},
+        }
+
     def trained(self) -> None:
         """An update has learned from everything handed over: the next version begins."""
+        self._update_lags.clear()
         for number, _, length in self._untrained:
             if number < self._trained_until or number in self._trained_beyond:
                 raise RuntimeError(f"episode {number} was trained twice")

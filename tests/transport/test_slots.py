@@ -1,0 +1,155 @@
+"""Slots hold what was written, and what was never written cannot be read unnoticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from freerun.core import SEGMENT_ARRAYS, EnvSpec, Segment
+from freerun.transport import processes, slots
+from freerun.transport.slots import Slots, join
+
+SPECS = {
+    "vector": EnvSpec(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)),
+    "image": EnvSpec(spaces.Box(0, 255, (4, 5, 2), np.uint8), spaces.Box(-1, 1, (2,), np.float32)),
+    "multidiscrete": EnvSpec(spaces.Box(-1, 1, (1,), np.float32), spaces.MultiDiscrete([3, 2])),
+}
+NUM_KILLS = 25
+
+
+def segment(spec: EnvSpec, num_steps: int, num_lanes: int, mark: int) -> Segment:
+    """Every number is the mark (modulo what the type holds), so that a mixture shows."""
+    here = (num_steps, num_lanes)
+    obs = np.full((*here, *spec.observation_space.shape), mark % 251, spec.observation_space.dtype)
+    flags = np.full(here, mark % 2, np.bool_)
+    return Segment(
+        obs=obs,
+        action=np.full((*here, *spec.action_shape), mark % 2, spec.action_space.dtype),
+        log_prob=np.full(here, mark, np.float32),
+        reward=np.full(here, mark, np.float32),
+        terminated=flags,
+        truncated=flags,
+        next_obs=obs,
+        version=np.full(here, mark),
+        episode=np.full(here, mark),
+        seconds=float(mark),
+    )
+
+
+def assert_same(a: Segment, b: Segment) -> None:
+    for name in SEGMENT_ARRAYS:
+        assert getattr(a, name).dtype == getattr(b, name).dtype, name
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    assert a.seconds == b.seconds
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_what_is_written_is_read(name: str, num_lanes: int) -> None:
+    room = Slots(processes.context(), 3, 8, num_lanes, SPECS[name])
+    written = [segment(SPECS[name], steps, num_lanes, mark) for mark, steps in ((7, 8), (8, 1), (9, 5))]
+    for number, content in enumerate(written):
+        assert room.write(number, unit=100 + number, segment=content)
+    for number, content in enumerate(written):
+        part = room.read(number)
+        assert (part.unit, part.is_last) == (100 + number, True)
+        assert_same(part.segment, content)
+
+
+@pytest.mark.parametrize("num_steps", [8, 9, 16, 17, 40])
+def test_a_segment_longer_than_a_slot_travels_in_parts(num_steps: int) -> None:
+    spec = SPECS["vector"]
+    room = Slots(processes.context(), 1, 8, 1, spec)
+    whole = segment(spec, num_steps, 1, 3)
+    whole.reward[:, 0] = np.arange(num_steps)
+    parts, start, is_last = [], 0, False
+    while not is_last:
+        is_last = room.write(0, 5, whole, start)
+        part = room.read(0)
+        assert part.is_last == is_last
+        parts.append(part.segment)
+        start += room.num_steps
+    assert len(parts) == -(-num_steps // 8)
+    assert_same(join(parts), whole)
+
+
+def test_a_read_of_what_was_never_written_is_an_error() -> None:
+    room = Slots(processes.context(), 2, 8, 1, SPECS["vector"])
+    with pytest.raises(RuntimeError, match="slot 1 was announced but never written"):
+        room.read(1)
+    room.write(1, 0, segment(SPECS["vector"], 8, 1, 1))
+    room.read(1)
+    with pytest.raises(RuntimeError, match="never written"):
+        room.read(1)
+
+
+def test_free_slots_are_poisoned() -> None:
+    assert slots.POISON
+    room = Slots(processes.context(), 1, 8, 1, SPECS["vector"])
+    room.write(0, 0, segment(SPECS["vector"], 8, 1, 1))
+    room.write(0, 0, segment(SPECS["vector"], 3, 1, 1))
+    room.read(0)
+    assert np.isnan(room._slots[0].arrays["obs"]).all()
+    assert (room._slots[0].arrays["episode"] == -1).all()
+
+
+def _write_for_ever(connection: Connection, room: Slots, first_mark: int) -> None:
+    """Announces slots as they are written, and takes them back as the reader returns them."""
+    processes.enter_worker()
+    free = [0, 1]
+    mark = first_mark
+    while True:
+        while not free:
+            free.append(connection.recv())
+        slot = free.pop()
+        room.write(slot, mark, segment(SPECS["vector"], 200, 4, mark))
+        connection.send(slot)
+        mark += 1
+
+
+def _announced(connection: Connection) -> Iterator[int]:
+    try:
+        while connection.poll(5):
+            yield connection.recv()
+    except (EOFError, ConnectionResetError):
+        return
+
+
+def test_a_writer_killed_at_any_instruction_loses_only_what_it_had_not_announced() -> None:
+    """Killed again and again, at all sorts of moments: whatever was announced is whole and in order."""
+    rng = np.random.default_rng(0)
+    context = processes.context()
+    room = Slots(context, 2, 200, 4, SPECS["vector"])
+    num_read = 0
+    for kill in range(NUM_KILLS):
+        ours, theirs = context.Pipe()
+        process = processes.start(_write_for_ever, theirs, room, 1000 * kill)
+        theirs.close()
+        deadline = None
+        marks = []
+        for slot in _announced(ours):
+            if deadline is None:
+                deadline = time.perf_counter() + float(rng.uniform(0, 0.01))
+            part = room.read(slot)
+            marks.append(part.unit)
+            assert_same(part.segment, segment(SPECS["vector"], 200, 4, part.unit))
+            if time.perf_counter() > deadline and process.exitcode is None:
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+                process.join()
+            try:
+                ours.send(slot)
+            except (BrokenPipeError, ConnectionResetError):
+                continue
+        assert marks == list(range(1000 * kill, 1000 * kill + len(marks)))
+        num_read += len(marks)
+        process.join()
+        ours.close()
+    assert num_read > NUM_KILLS
