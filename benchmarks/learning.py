@@ -67,6 +67,9 @@ class System:
     """freerun's way of collecting; none is SB3."""
     max_lag: int = 0
     num_workers: int = 2
+    lag_correction: str = "decoupled"
+    segments: bool = False
+    """Collect as SB3 does, from as many environments and as many steps of each, instead of whole episodes."""
 
 
 REFERENCE = "sb3"
@@ -76,8 +79,11 @@ SYSTEMS = {
     "sync": System("freerun sync", "sync"),
     "pipes": System("freerun pipes", "pipes"),
     "executor": System("freerun executor", "executor"),
-    "pipes-lag-1": System("freerun pipes lag 1", "pipes", max_lag=1),
-    "pipes-lag-4": System("freerun pipes lag 4", "pipes", max_lag=4),
+    "freerun-lag-1": System("freerun lag 1", "freerun", max_lag=1),
+    "freerun-lag-4": System("freerun lag 4", "freerun", max_lag=4),
+    "freerun-lag-4-vtrace": System("freerun lag 4, V-trace", "freerun", max_lag=4, lag_correction="vtrace"),
+    "freerun-segments": System("freerun segments, lag 1", "freerun", max_lag=1, segments=True),
+    "freerun-segments-lag-4": System("freerun segments, lag 4", "freerun", max_lag=4, segments=True),
 }
 
 
@@ -122,7 +128,19 @@ class Plan:
     @property
     def settings(self) -> dict[str, Any]:
         system = SYSTEMS[self.system]
-        of_system = {"mode": system.mode, "max_lag": system.max_lag, "num_workers": system.num_workers}
+        of_system: dict[str, Any] = {
+            "mode": system.mode,
+            "max_lag": system.max_lag,
+            "num_workers": system.num_workers,
+        }
+        if system.lag_correction != "decoupled":
+            of_system["lag_correction"] = system.lag_correction
+        if system.segments:
+            task = TASKS[self.task]
+            of_system["envs_per_worker"] = task.num_envs // system.num_workers
+            of_system["segment_steps"] = task.steps_per_update // (
+                task.num_envs // system.num_workers * system.num_workers
+            )
         return {**asdict(TASKS[self.task]), **of_system, "total_steps": self.total_steps}
 
     def __str__(self) -> str:
@@ -213,17 +231,12 @@ def run_freerun(plan: Plan) -> dict[str, Any]:
     import freerun.algorithms.ppo
     import freerun.experiment  # before the clock starts: imports are not training
 
-    system = SYSTEMS[plan.system]
-    settings = asdict(TASKS[plan.task])
-    del settings["num_envs"]
+    settings = {name: value for name, value in plan.settings.items() if name != "num_envs"}
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         summary = freerun.train(
             plan.task,
-            **{**settings, "total_steps": plan.total_steps},
-            mode=system.mode,
-            max_lag=system.max_lag,
-            num_workers=system.num_workers,
+            **settings,
             seed=plan.seed,
             run_dir=folder,
             quiet=True,
