@@ -187,6 +187,22 @@ class WhereAmI(Audit):
         return np.array([os.getpid(), "torch" in sys.modules, 0], np.float32)
 
 
+class Square(OneBit):
+    """A bright square in a dark picture, on the side that is the right action. Nothing a flat MLP could not do, but
+    pictures travel as uint8 and a convolution sees them as such."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (1, 8, 8), np.uint8)
+
+    def _observe(self) -> NDArray[Any]:
+        super()._observe()
+        picture = np.zeros((1, 8, 8), np.uint8)
+        left = 5 * self._bit
+        picture[0, 2:5, left : left + 3] = 255
+        return picture
+
+
 class UnsupportedObs(Audit):
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,26 @@ class UserError(Exception):
 
 class EnvFailure(Exception):
     """An environment raised: the text holds its own traceback and the episode's seed."""
+
+
+def import_callable(name: str, what: str) -> Callable[..., Any]:
+    """The function or class that a user has named as module:callable."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        target = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{what} {name!r}: {error}; is its folder on PYTHONPATH?") from None
+    except AttributeError:
+        advice = " (a script's own; put it into a module to use it from elsewhere)" if module_name == "__main__" else ""
+        raise UserError(f"{what} {name!r}: module {module_name!r} has no {attribute!r}{advice}") from None
+    if not callable(target):
+        raise UserError(f"{what} {name!r} is not callable: name a class or a function that returns one")
+    return target  # type: ignore[no-any-return]
+
+
+def callable_name(target: str | Callable[..., Any]) -> str:
+    """The reverse of `import_callable`, for what was given as an object."""
+    return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
 
 
 # ---------------------------------------------------------------------------------------------- environments

@@ -11,7 +11,8 @@ import numpy as np
 
 from freerun.algorithms.actor import MLPActor
 from freerun.collectors.rollout import Rollout, in_order
-from freerun.core import Array, Decision, FloatArray, UserError
+from freerun.config import TrainConfig
+from freerun.core import Array, Decision, FloatArray, Policy, UserError
 from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
 from freerun.experiment import make_config
 from freerun.persistence.run_folder import RunFolder
@@ -36,17 +37,34 @@ class Evaluation:
         )
 
 
-class Greedy(MLPActor):
-    """Takes the most likely action."""
+class Greedy:
+    """A policy that takes the most likely action."""
+
+    def __init__(self, policy: Policy):
+        self._policy = policy
+        self.weights, self.head_size, self.arrays = policy.weights, policy.head_size, policy.arrays
+        self.describe, self.load, self.draw, self.log_prob = policy.describe, policy.load, policy.draw, policy.log_prob
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
-        return super().act(obs, None)
+        return self._policy.act(obs, None)
 
 
-def load_policy(run_dir: str | Path, greedy: bool = True) -> MLPActor:
+def load_policy(run_dir: str | Path, greedy: bool = True) -> Policy:
     """The policy of a finished run."""
-    arrays, description = RunFolder.open(Path(run_dir)).read_policy()
-    return (Greedy if greedy else MLPActor).restore(arrays, description)
+    folder = RunFolder.open(Path(run_dir))
+    arrays, description = folder.read_policy()
+    policy: Policy
+    if description.get("kind") == "torch":
+        from freerun.algorithms.torch_actor import TorchActor
+
+        policy = TorchActor.restore(arrays, description, _factory(make_config(folder.read_config())).spec)
+    else:
+        policy = MLPActor.restore(arrays, description)
+    return Greedy(policy) if greedy else policy
+
+
+def _factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
+    return GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
 
 
 def evaluate(
@@ -60,7 +78,7 @@ def evaluate(
         raise UserError(f"--episodes must be at least 1, not {num_episodes}")
     config = make_config(RunFolder.open(Path(run_dir)).read_config())
     policy = load_policy(run_dir, greedy)
-    factory = GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
+    factory = _factory(config)
     camera = _Camera(factory, render) if render is not None else None
     lane = camera.lane if camera else factory.make_lane()
     rollout = Rollout(Lanes([lane]), policy, EVALUATION_SEED + config.seed if seed is None else seed)

@@ -19,7 +19,7 @@ import typeguard
 from rich.console import Console
 
 from freerun.config import DEFAULT_TOTAL_STEPS, NoOptions, TrainConfig
-from freerun.core import Algorithm, Collector, CollectorSettings, Counts, MetricSink, Policy, UserError
+from freerun.core import Algorithm, Collector, CollectorSettings, Counts, MetricSink, Policy, UserError, callable_name
 from freerun.envs.gymnasium import EnvName, GymnasiumFactory
 from freerun.persistence.run_folder import RunFolder
 from freerun.telemetry.jsonl import JsonLines
@@ -159,7 +159,7 @@ def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """What comes from a file or from Python has not been through the flags' parser."""
     for name, value in options.items():
         try:
-            if not (name == "env" and callable(value)):
+            if not (name in ("env", "network") and callable(value)):
                 typeguard.check_type(value, kinds[name])
         except typeguard.TypeCheckError as error:
             raise UserError(f"{name} = {value!r} is of the wrong kind: {' '.join(str(error).split())}") from None
@@ -170,8 +170,7 @@ def flatten_config(config: TrainConfig[Any, Any]) -> dict[str, Any]:
     flat = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for part in PARTS:
         flat.update(dataclasses.asdict(flat.pop(part)))
-    if callable(flat["env"]):
-        flat["env"] = f"{flat['env'].__module__}:{flat['env'].__qualname__}"
+    flat.update({name: callable_name(flat[name]) for name in ("env", "network") if callable(flat.get(name))})
     flat["run_dir"] = None if flat["run_dir"] is None else str(flat["run_dir"])
     return flat
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from freerun.algorithms.actor import NORMALIZED_LIMIT, Activation, ActorSpec, MLPActor
+from freerun.algorithms.actor import NORMALIZED_LIMIT, Activation, ActorSpec
 from freerun.algorithms.heads import LOG_SQRT_2PI
+from freerun.core import Policy
 
 
 def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.Sequential:
@@ -50,11 +51,15 @@ class ActorCritic(nn.Module):
     obs_mean: Tensor
     obs_scale: Tensor
 
-    def __init__(self, spec: ActorSpec):
+    def __init__(self, spec: ActorSpec, make: Callable[[int], nn.Module] | None = None):
+        """`make` builds the user's own network with so many outputs, in place of an MLP."""
         super().__init__()
         self.spec = spec
-        self.actor = mlp((spec.obs_size, *spec.hidden_sizes, spec.output_size), spec.activation, output_gain=0.01)
-        self.critic = mlp((spec.obs_size, *spec.hidden_sizes, 1), spec.activation, output_gain=1.0)
+        if make is None:
+            self.actor: nn.Module = mlp((spec.obs_size, *spec.hidden_sizes, spec.output_size), spec.activation, 0.01)
+            self.critic: nn.Module = mlp((spec.obs_size, *spec.hidden_sizes, 1), spec.activation, 1.0)
+        else:
+            self.actor, self.critic = make(spec.output_size), make(1)
         if spec.gaussian_size:
             self.log_std = nn.Parameter(torch.zeros(spec.gaussian_size))
         self.register_buffer("obs_mean", torch.zeros(spec.obs_size))
@@ -79,8 +84,8 @@ class ActorCritic(nn.Module):
             return gaussian_entropy(self.log_std).expand(len(head))
         return categorical_entropy(head, self.spec.categories)
 
-    def export(self, actor: MLPActor) -> None:
-        """Copy the policy's weights and the normaliser into the numpy actor."""
+    def export(self, actor: Policy) -> None:
+        """Copy the policy's weights and the normaliser into the workers' actor."""
         arrays = {"obs_mean": self.obs_mean, "obs_scale": self.obs_scale, **self.actor.state_dict()}
         if self.spec.gaussian_size:
             arrays["log_std"] = self.log_std

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -24,7 +25,8 @@ from freerun.algorithms.returns import (
     proximal_log_prob,
     vtrace,
 )
-from freerun.core import Array, Demand, EnvSpec, Metrics, Segment, UserError
+from freerun.algorithms.torch_actor import TorchActor, build
+from freerun.core import Array, Demand, EnvSpec, Metrics, Policy, Segment, UserError, callable_name
 
 DEFAULT_STEPS_PER_UPDATE = 2048
 
@@ -70,6 +72,8 @@ class PPOConfig:
     advantages and value targets along the way (V-trace). Without lag there is no difference."""
     max_importance_weight: float = 2.0
     """Limit of the weight of steps taken with older weights (V-trace: 1); it is exactly 1 without lag."""
+    network: str | None = None
+    """Your own network as module:callable, for images and the like; see docs/own_networks.md. (An MLP if not given.)"""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Hidden layers of the policy and of the value function."""
     activation: Activation = "tanh"
@@ -101,18 +105,25 @@ class PPO:
 
     def __init__(self, env: EnvSpec, config: PPOConfig, seed: int, device: str, deterministic: bool):
         self.config = config
-        spec = ActorSpec.of(env, config.hidden_sizes, config.activation, config.normalize_obs)
+        network = config.network
+        hidden_sizes = config.hidden_sizes if network is None else ()
+        spec = ActorSpec.of(env, hidden_sizes, config.activation, config.normalize_obs)
         scalar_actions = isinstance(env.action_space, spaces.Discrete)
-        self.policy = MLPActor(spec, scalar_actions, batch_invariant=deterministic)
-        self._device = torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._net = ActorCritic(self.policy.spec).to(self._device)
+            self._net = ActorCritic(spec, functools.partial(build, network, env) if network else None)
+        if network is None:
+            self.policy: Policy = MLPActor(spec, scalar_actions, batch_invariant=deterministic)
+        else:
+            name = callable_name(network)
+            self.policy = TorchActor(spec, self._net.actor, name, scalar_actions, batch_invariant=deterministic)
+        self._device = torch.device(device)
+        self._net.to(self._device)
         self._net.export(self.policy)
         self._shuffle = torch.Generator().manual_seed(seed)
         self._weights = share_one_buffer(self._net)
         self._optimizer = torch.optim.Adam([self._weights], config.learning_rate, eps=1e-5, fused=True)
-        self._obs_moments = RunningMoments((self.policy.spec.obs_size,))
+        self._obs_moments = RunningMoments((spec.obs_size,))
         self._return_moments = RunningMoments()
         self._segments: list[Segment] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 import freerun.envs  # noqa: F401 - registers the built-in environments
-from freerun.core import Array, EnvFailure, EnvSpec, StepResult, UserError
+from freerun.core import Array, EnvFailure, EnvSpec, StepResult, UserError, import_callable
 from freerun.transport import processes
 
 EnvName = str | Callable[..., "gymnasium.Env[Any, Any]"]
@@ -55,7 +54,7 @@ class GymnasiumFactory:
 def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """Build one environment; say what to do when that fails for a reason the user can mend."""
     if isinstance(env, str) and not GYMNASIUM_ID.match(env) and ":" in env:
-        env = _import(env)
+        env = import_callable(env, "environment")
     if callable(env):
         with _failures("building the environment"):
             built = env(**env_args)
@@ -82,20 +81,6 @@ def _unknown(env: str) -> str:
     close = difflib.get_close_matches(env, list(gymnasium.registry), n=3, cutoff=0.5)
     advice = f"did you mean {' or '.join(close)}?" if close else "`freerun list` names some"
     return f"there is no environment {env!r}: {advice} (your own: module:callable)"
-
-
-def _import(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        target = getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        raise UserError(f"environment {name!r}: {error}; is its folder on PYTHONPATH?") from None
-    except AttributeError:
-        advice = " (a script's own; put it into a module to use it from elsewhere)" if module_name == "__main__" else ""
-        raise UserError(f"environment {name!r}: module {module_name!r} has no {attribute!r}{advice}") from None
-    if not callable(target):
-        raise UserError(f"environment {name!r} is not callable: name a class or a function that returns one")
-    return target  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
