@@ -11,7 +11,7 @@ from freerun.transport import processes
 from freerun.transport.weights import WeightsBoard
 
 NUM_WEIGHTS = 100_000
-STRESS_SECONDS = 2.0
+STRESS_SECONDS = 30.0
 
 
 def _read_for_a_while(connection: Connection, board: WeightsBoard) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -139,8 +140,7 @@ class Crew:
                 for peer in self._hub.ready():
                     self._hear(peer)
                 with self._changed:
-                    for peer in self._peers:
-                        self._feed(peer)
+                    self._deal()
                     self._changed.notify_all()
         except Exception as failure:  # reaches the user through `collect`
             with self._changed:
@@ -160,20 +160,21 @@ class Crew:
         with self._changed:
             self._rounds.finish(unit, segment)
             peer.units.remove(unit)
-            ahead = max(UNITS_AHEAD, self._lanes_per_worker // 2) if segment.seconds < SHORT_UNIT_SECONDS else 0
-            peer.room = self._lanes_per_worker + ahead
+            ahead = max(UNITS_AHEAD, self._lanes_per_worker // 2)
+            peer.room = self._lanes_per_worker + (ahead if segment.seconds < SHORT_UNIT_SECONDS else 0)
             self._deaths_in_a_row = 0
 
-    def _feed(self, peer: Peer) -> None:
-        while peer.ready and len(peer.units) < peer.room:
-            unit = peer.owed.pop(0) if peer.owed else self._rounds.next()
-            if unit is None:
-                return
-            peer.units.append(unit)
-            try:
-                self._grant(peer, unit)
-            except (BrokenPipeError, ConnectionResetError):
-                return  # the worker has died; its end-of-file is on its way to `_hear`
+    def _deal(self) -> None:
+        """Grant what may start, to those first who hold least: nobody hoards what another could be running."""
+        for num_held in range(max(peer.room for peer in self._peers)):
+            for peer in self._peers:
+                if peer.ready and num_held == len(peer.units) < peer.room:
+                    unit = peer.owed.pop(0) if peer.owed else self._rounds.next()
+                    if unit is not None:
+                        peer.units.append(unit)
+                        # A worker that has died is heard of soon enough: its end-of-file is on its way to `_hear`.
+                        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                            self._grant(peer, unit)
 
     def _replace(self, peer: Peer) -> None:
         self._hub.remove(peer.connection)

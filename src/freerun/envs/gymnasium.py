@@ -64,8 +64,7 @@ def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     try:
         with _failures("building the environment"):
             built = gymnasium.make(env, disable_env_checker=True, **env_args)
-        # A lane resets before it steps, always: no need to check that at every step.
-        return built.env if isinstance(built, gymnasium.wrappers.OrderEnforcing) else built
+        return _without_order_enforcing(built)
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
         described = f"{error} {getattr(gymnasium.registry.get(env), 'entry_point', '')}".lower()
         extra = next((extra for word, extra in EXTRAS.items() if word in described), None)
@@ -75,6 +74,15 @@ def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         raise UserError(_unknown(env)) from None
     except gymnasium.error.Error as error:
         raise UserError(f"environment {env!r} cannot be built: {error}") from None
+
+
+def _without_order_enforcing(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """A lane resets before it steps, always: no need to check that at every step of a cheap environment."""
+    if isinstance(env, gymnasium.wrappers.OrderEnforcing):
+        return env.env
+    if isinstance(env, gymnasium.Wrapper):
+        env.env = _without_order_enforcing(env.env)
+    return env
 
 
 def _unknown(env: str) -> str:
@@ -108,10 +116,11 @@ class Lane(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.action_space = self.lane_spec.action_space
         self._flatten = not isinstance(env.observation_space, spaces.Box)
         self._convert = _action_converter(env.action_space)
+        self._shape, self._dtype = self.observation_space.shape, self.observation_space.dtype
         self._seed: int | None = None
         self._num_steps = 0
         self._resting = True
-        self._obs: Array = np.zeros(self.observation_space.shape, self.observation_space.dtype)
+        self._obs: Array = np.zeros(self._shape, self._dtype)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         self._seed, self._num_steps, self._resting = seed, 0, False
@@ -125,23 +134,26 @@ class Lane(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._resting:
             return self._obs, 0.0, False, False, {}
         try:
-            obs, reward, terminated, truncated, _ = self.env.step(self._convert(action))
+            obs, reward, terminated, truncated, _ = self.env.step(self._convert(action) if self._convert else action)
         except Exception:
             raise self._failure("step") from None
         self._num_steps += 1
-        self._resting = bool(terminated or truncated)
-        return self._read(obs), float(reward), bool(terminated), bool(truncated), {}
+        # Cheap environments take a few µs a step: what is as it should be is passed on as it is.
+        if obs.__class__ is not np.ndarray or obs.dtype is not self._dtype or obs.shape != self._shape:
+            obs = self._read(obs)
+        if terminated or truncated:
+            self._resting, self._obs = True, obs
+        return obs, reward, terminated, truncated, {}  # type: ignore[return-value]
 
     def _read(self, obs: Any) -> Array:
         if self._flatten:
             obs = spaces.utils.flatten(self.env.observation_space, obs)
-        array = np.asarray(obs, self.observation_space.dtype)
-        if array.shape != self.observation_space.shape:
+        array = np.asarray(obs, self._dtype)
+        if array.shape != self._shape:
             raise UserError(
                 f"the environment returned an observation of shape {array.shape} at step {self._num_steps}, but its "
-                f"observation_space says {self.observation_space.shape}: mend one of the two (`freerun check-env`)"
+                f"observation_space says {self._shape}: mend one of the two (`freerun check-env`)"
             )
-        self._obs = array
         return array
 
     def _failure(self, doing: str) -> Exception:
@@ -181,11 +193,11 @@ def _action_space(env: gymnasium.Env[Any, Any]) -> spaces.Discrete | spaces.Mult
     raise UserError(f"action space {space} is not supported: use Discrete, MultiDiscrete (one row) or Box (floats)")
 
 
-def _action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any]:
-    """From the policy's action to the environment's: an int, integers with their start, clipped numbers."""
+def _action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any] | None:
+    """From the policy's action to one that the space might have sampled; None where they are the same."""
     if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return lambda action: int(action) + start
+        kind, start = space.dtype.type, space.start
+        return None if start == 0 and kind is np.int64 else lambda action: kind(action + start)
     if isinstance(space, spaces.MultiDiscrete):
         starts = space.start
         return lambda action: action + starts
@@ -215,9 +227,8 @@ class Lanes:
 
     def step(self, action: Array) -> StepResult:
         obs, rewards, terminated, truncated = self._obs, self._reward, self._terminated, self._truncated
-        actions = action.tolist() if action.ndim == 1 else action
         for row, lane in enumerate(self._lanes):
-            obs[row], rewards[row], terminated[row], truncated[row], _ = lane.step(actions[row])
+            obs[row], rewards[row], terminated[row], truncated[row], _ = lane.step(action[row])
         return StepResult(obs, obs, rewards, terminated, truncated)
 
     def close(self) -> None:

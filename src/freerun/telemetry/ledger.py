@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freerun.core import Counts, Metrics, Segment
 
@@ -44,24 +45,28 @@ class Ledger:
                 self._update_lags[lag] += num_steps
                 self._lag_sum += lag * num_steps
                 self.lag_max = max(self.lag_max, lag)
+            num_steps, ended = len(segment.reward), segment.ended
+            sums = np.zeros((num_steps + 1, segment.reward.shape[1]))
+            np.cumsum(segment.reward, axis=0, dtype=np.float64, out=sums[1:])
             for column in range(segment.reward.shape[1]):
-                self._account_column(segment, column)
+                start = 0
+                for last in np.flatnonzero(ended[:, column]).tolist():
+                    number, total, length = self._extend(segment, column, start, last + 1, sums)
+                    self.episodes += 1
+                    self._recent.append((total, length))
+                    self._untrained.append((number, segment.version.item(last, column), length))
+                    start = last + 1
+                if start < num_steps:
+                    number, total, length = self._extend(segment, column, start, num_steps, sums)
+                    self._open[number] = (total, length)
 
-    def _account_column(self, segment: Segment, column: int) -> None:
-        start = 0
-        ends = (np.flatnonzero(segment.ended[:, column]) + 1).tolist()
-        for end in [*ends, *([] if ends and ends[-1] == len(segment.reward) else [len(segment.reward)])]:
-            number = int(segment.episode[start, column])
-            total, length = self._open.pop(number, (0.0, 0))
-            total += float(segment.reward[start:end, column].sum(dtype=np.float64))
-            length += end - start
-            if segment.ended[end - 1, column]:
-                self.episodes += 1
-                self._recent.append((total, length))
-                self._untrained.append((number, int(segment.version[end - 1, column]), length))
-            else:
-                self._open[number] = (total, length)
-            start = end
+    def _extend(
+        self, segment: Segment, column: int, start: int, end: int, sums: NDArray[np.float64]
+    ) -> tuple[int, float, int]:
+        """The episode of these steps, with its return and length so far."""
+        number = segment.episode.item(start, column)
+        total, length = self._open.pop(number, (0.0, 0))
+        return number, total + sums.item(end, column) - sums.item(start, column), length + end - start
 
     def lags(self) -> Metrics:
         """How old the steps of this update are: mean, maximum, and the share of each lag."""
