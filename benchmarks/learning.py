@@ -243,7 +243,9 @@ def run_freerun(plan: Plan) -> dict[str, Any]:
         ).summary
         wall_seconds = time.perf_counter() - started
         lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    points = [(line["step"], line["return_mean"], line["wall_seconds"]) for line in lines]
+    points = [
+        (line["step"], line["return_mean"], line["wall_seconds"]) for line in lines if line["return_mean"] is not None
+    ]
     if not points or points[-1][0] < summary["env_steps"]:
         # The steps ran out between two updates: the last episodes are in the summary alone.
         points.append((summary["env_steps"], summary["mean_return"], summary["wall_seconds"]))

@@ -192,7 +192,7 @@ def draw(tables: Sequence[Table], reference: str, path: Path) -> None:
                 low, high = curves.min(axis=0), curves.max(axis=0)
                 panel.fill_between(steps, low, high, color=colours[label], alpha=0.1, linewidth=0)
     handles = [Line2D([], [], color=colours[label], label=label) for label in labels]
-    figure.legend(handles=handles, loc="lower center", ncols=min(len(handles), 3 * num_columns), frameon=False)
+    figure.legend(handles=handles, loc="lower center", ncols=min(len(handles), 2 * num_columns), frameon=False)
     figure.tight_layout(rect=(0, 0.4 / figure.get_figheight(), 1, 1))
     figure.savefig(path, dpi=120)
     print(f"wrote {path}")

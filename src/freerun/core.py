@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -94,6 +95,10 @@ class EnvFactory(Protocol):
 
     @property
     def spec(self) -> EnvSpec: ...
+
+    def make_lane(self) -> gymnasium.Env[Any, Any]:
+        """One environment with the spaces of `spec`."""
+        ...
 
     def make(self, num_envs: int) -> VectorEnv:
         """Environments stepped one after another in this process."""
@@ -194,6 +199,10 @@ class Policy(Protocol):
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
         """Actions for a batch of observations; without noise the most likely ones. The next call may reuse the head."""
+        ...
+
+    def single(self) -> Callable[[Array, FloatArray, FloatArray], Any]:
+        """`act` for one observation, as a function with all it needs at hand: (obs, noise, head to fill) -> action."""
         ...
 
     def log_prob(self, head: FloatArray, action: Array) -> FloatArray:

@@ -9,6 +9,7 @@ import pytest
 
 from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.collectors.rollout import Rollout, in_order
+from freerun.collectors.solo import Solo
 from freerun.collectors.tape import FIRST_CAPACITY, NOISE_ROWS
 from freerun.core import Segment
 from freerun.envs.gymnasium import GymnasiumFactory
@@ -16,12 +17,21 @@ from freerun.envs.gymnasium import GymnasiumFactory
 FIELDS = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "next_obs", "version", "episode")
 
 
+def make_solo(env: str, **env_args: object) -> Solo:
+    factory = GymnasiumFactory(env, env_args)
+    return Solo(factory.make_lane(), factory.spec, make_policy(factory), run_seed=7)
+
+
 def make_rollout(env: str, num_lanes: int, **env_args: object) -> Rollout:
     factory = GymnasiumFactory(env, env_args)
-    spec = ActorSpec.of(factory.spec, (8,), "tanh")
+    return Rollout(factory.make(num_lanes), make_policy(factory), run_seed=7)
+
+
+def make_policy(factory: GymnasiumFactory) -> MLPActor:
+    spec = ActorSpec.of(factory.spec, (8,), "tanh", normalize_obs=True)
     policy = MLPActor(spec, scalar_actions=factory.spec.action_shape == (), batch_invariant=True)
     policy.load(np.random.default_rng(0).normal(size=policy.weights.size).astype(np.float32))
-    return Rollout(factory.make(num_lanes), policy, run_seed=7)
+    return policy
 
 
 def run(env: str, num_lanes: int, num_episodes: int, **env_args: object) -> list[Segment]:
@@ -47,9 +57,40 @@ def test_an_episode_is_the_same_in_any_lane(num_lanes: int, env: str, env_args: 
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
 
 
-def test_long_episodes_outgrow_every_buffer() -> None:
+@pytest.mark.parametrize(
+    ("env", "env_args"),
+    [
+        ("toy_envs:Audit", {"short": 3, "long": 300}),
+        ("Pendulum-v1", {"max_episode_steps": 20}),
+        ("toy_envs:OneBit", {"kind": "multidiscrete"}),
+        ("toy_envs:Square", {}),
+    ],
+)
+def test_one_environment_alone_plays_the_same_episodes(env: str, env_args: dict[str, object]) -> None:
+    """Whole, and cut into segments."""
+    expected = run(env, 1, 8, **env_args)
+    for one, other in zip(expected, make_solo(env, **env_args).episodes(in_order(range(8))), strict=True):
+        for name in FIELDS:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+    for num_steps in (1, 7, 64):
+        rollout, solo = make_rollout(env, 1, **env_args), make_solo(env, **env_args)
+        pairs = zip(
+            rollout.segments(num_steps, in_order(itertools.count())),
+            solo.segments(num_steps, in_order(itertools.count())),
+            strict=True,
+        )
+        for one, other in itertools.islice(pairs, 30):
+            for name in FIELDS:
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_long_episodes_outgrow_every_buffer(alone: bool) -> None:
     length = 3 * max(FIRST_CAPACITY, NOISE_ROWS) + 1
-    (segment,) = run("toy_envs:Audit", 1, 1, short=length, long=length)
+    if alone:
+        (segment,) = make_solo("toy_envs:Audit", short=length, long=length).episodes(in_order([0]))
+    else:
+        (segment,) = run("toy_envs:Audit", 1, 1, short=length, long=length)
     assert segment.num_steps == length
     np.testing.assert_array_equal(segment.reward[:, 0], np.arange(1, length + 1))
     np.testing.assert_array_equal(segment.obs[1:], segment.next_obs[:-1])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +21,10 @@ class Head(Protocol):
     def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray: ...
 
     def choose(self, output: FloatArray, noise: FloatArray | None) -> Decision: ...
+
+    def choose_one(self, output: FloatArray) -> Callable[[FloatArray, FloatArray], Any]:
+        """`choose` for the one output that `output` will hold: (noise, head to fill) -> action."""
+        ...
 
     def log_prob(self, head: FloatArray, action: Array) -> FloatArray: ...
 
@@ -46,6 +51,23 @@ class Categorical:
             return Decision(perturbed.argmax(axis=1), output)
         return Decision(np.stack([perturbed[:, part].argmax(axis=1) for part in self._parts], axis=1), output)
 
+    def choose_one(self, output: FloatArray) -> Callable[[FloatArray, FloatArray], Any]:
+        perturbed = np.zeros_like(output)
+        add, argmax = np.add, perturbed.argmax
+        parts = [perturbed[part] for part in self._parts]
+
+        def choose_scalar(noise: FloatArray, head: FloatArray) -> Any:
+            head[...] = output
+            add(output, noise, perturbed)
+            return argmax()
+
+        def choose_each(noise: FloatArray, head: FloatArray) -> Any:
+            head[...] = output
+            add(output, noise, perturbed)
+            return np.array([part.argmax() for part in parts])
+
+        return choose_scalar if self._scalar_actions else choose_each
+
     def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
         action = action.reshape(len(action), -1)
         rows = np.arange(len(action))
@@ -61,10 +83,11 @@ class Gaussian:
 
     def __init__(self, size: int):
         self.size = size
+        self._std = np.ones(size, np.float32)
         self.load(np.zeros(size, np.float32))
 
     def load(self, log_std: FloatArray) -> None:
-        self._std = np.exp(log_std)
+        np.exp(log_std, out=self._std)
         self._log_norm = log_std.sum() + np.float32(LOG_SQRT_2PI * self.size)
 
     def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
@@ -74,6 +97,15 @@ class Gaussian:
         if noise is None:
             return Decision(output.copy(), np.zeros_like(output))
         return Decision(output + self._std * noise, noise)
+
+    def choose_one(self, output: FloatArray) -> Callable[[FloatArray, FloatArray], Any]:
+        std = self._std
+
+        def choose(noise: FloatArray, head: FloatArray) -> Any:
+            head[...] = noise
+            return output + std * noise
+
+        return choose
 
     def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
         """The noise says it all: the action lies that many deviations from the mean."""

@@ -121,6 +121,14 @@ class TorchActor:
         if isinstance(self._head, Gaussian):
             self._head.load(self.arrays["log_std"])
 
+    def single(self) -> Callable[[Array, FloatArray, FloatArray], Any]:
+        def act(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
+            decision = self.act(obs[None], noise[None])
+            head[...] = decision.head[0]
+            return decision.action[0]
+
+        return act
+
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
         flat = torch.from_numpy(np.ascontiguousarray(obs)).reshape(len(obs), -1).float()
         if self.spec.normalize_obs:

@@ -45,6 +45,8 @@ class Peer:
     """Lost with the worker that it replaces, and for nobody else to run."""
     parts: dict[int, list[Segment]] = field(default_factory=dict)
     """Pieces of units that are longer than a slot."""
+    returned: list[int] = field(default_factory=list)
+    """Slots that were read, and that the worker does not know of yet."""
 
 
 class Crew:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -102,7 +103,7 @@ class Freerun(Crew):
             peer.ready = True
             return None
         part = self._slots.read(slot)
-        peer.connection.send_bytes(GRANT.pack(NOTHING, slot))
+        peer.returned.append(slot)
         peer.parts.setdefault(part.unit, []).append(part.segment)
         if not part.is_last:
             return None
@@ -110,8 +111,17 @@ class Freerun(Crew):
         self._cut.heard(peer.index, segment)
         return part.unit, segment
 
-    def _grant(self, peer: Peer, unit: int) -> None:
-        peer.connection.send_bytes(GRANT.pack(unit, NOTHING))
+    def _grant(self, peer: Peer, unit: int | None) -> None:
+        """A unit and a slot in one message: waking up is what costs a worker most."""
+        slot = peer.returned.pop() if peer.returned else NOTHING
+        peer.connection.send_bytes(GRANT.pack(NOTHING if unit is None else unit, slot))
+
+    def _deal(self) -> None:
+        super()._deal()
+        for peer in self._peers:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                while peer.returned:
+                    self._grant(peer, None)
 
     def _replace(self, peer: Peer) -> None:
         if self._config.segment_steps is not None:

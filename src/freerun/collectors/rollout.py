@@ -64,7 +64,7 @@ class Rollout:
                 segment = self._tape.episode(lane, lane.number)
                 segment.terminated[-1], segment.truncated[-1] = terminated[lane.index], truncated[lane.index]
                 segment.seconds = time.perf_counter() - lane.started
-                self._check_finite(segment)
+                check_finite(segment, self._run_seed)
                 yield segment
 
     def segments(self, num_steps: int, next_episode: NextEpisode) -> Iterator[Segment]:
@@ -87,7 +87,7 @@ class Rollout:
                     self._begin(next_episode, first_row=0)
             segment = self._tape.segment(numbers, ends, successors)
             segment.seconds = time.perf_counter() - started
-            self._check_finite(segment)
+            check_finite(segment, self._run_seed)
             yield segment
 
     def _step(self) -> tuple[Flags, Flags]:
@@ -140,22 +140,23 @@ class Rollout:
         self._running = [lane for lane in self._lanes if lane is not None]
         return ended
 
-    def _check_finite(self, segment: Segment) -> None:
-        for name, array, step in (
-            ("observation", segment.obs[:1], 0),
-            ("observation", segment.next_obs, 1),
-            ("reward", segment.reward, 0),
-        ):
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                finite = np.isfinite(array.reshape(*array.shape[:2], -1)).all(axis=2)
-                row, column = (int(index) for index in np.argwhere(~finite)[0])
-                number = int(segment.episode[row, column])
-                since = int(np.argmax(segment.episode[:, column] == number))
-                raise UserError(
-                    f"the environment returned a {name} that is not finite at step {row - since + step} of episode "
-                    f"{number} (seed {episode_seed(self._run_seed, number)}): mend it, or look for the cause with "
-                    "`freerun check-env`"
-                )
-
     def close(self) -> None:
         self._env.close()
+
+
+def check_finite(segment: Segment, run_seed: int) -> None:
+    for name, array, step in (
+        ("observation", segment.obs[:1], 0),
+        ("observation", segment.next_obs, 1),
+        ("reward", segment.reward, 0),
+    ):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            finite = np.isfinite(array.reshape(*array.shape[:2], -1)).all(axis=2)
+            row, column = (int(index) for index in np.argwhere(~finite)[0])
+            number = int(segment.episode[row, column])
+            since = int(np.argmax(segment.episode[:, column] == number))
+            raise UserError(
+                f"the environment returned a {name} that is not finite at step {row - since + step} of episode "
+                f"{number} (seed {episode_seed(run_seed, number)}): mend it, or look for the cause with "
+                "`freerun check-env`"
+            )

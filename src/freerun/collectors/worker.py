@@ -12,6 +12,7 @@ from multiprocessing.util import Finalize
 import cloudpickle
 
 from freerun.collectors.rollout import Rollout, in_order
+from freerun.collectors.solo import Solo
 from freerun.core import EnvFactory, EnvFailure, Policy, Segment, UserError
 from freerun.transport import processes
 from freerun.transport.weights import WeightsBoard
@@ -41,7 +42,11 @@ class Worker:
         factory, policy = pickle.loads(setup.factory_and_policy)
         self._board = setup.board
         self._version = -1
-        self.rollout = Rollout(factory.make(setup.num_envs), policy, setup.run_seed)
+        self.rollout = (
+            Solo(factory.make_lane(), factory.spec, policy, setup.run_seed)
+            if setup.num_envs == 1
+            else Rollout(factory.make(setup.num_envs), policy, setup.run_seed)
+        )
         Finalize(None, self.rollout.close, exitpriority=0)  # simulators may hold more than memory
 
     def refresh(self) -> None:

@@ -72,13 +72,6 @@ def start(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
 
 def enter_worker() -> None:
     """First call in every worker: Ctrl-C is the learner's business, and nobody survives the learner."""
-    if os.environ.get("FR_SLICE"):
-        import struct
-
-        attr = ctypes.create_string_buffer(
-            struct.pack("<IIQiIQQQ II", 56, 0, 0, 0, 0, int(os.environ["FR_SLICE"]), 0, 0, 0, 0)
-        )
-        ctypes.CDLL(None, use_errno=True).syscall(314, 0, attr, 0)
     gc.freeze()  # what the fork server has loaded is shared between workers as long as nobody visits it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,313 @@
+"""How many steps a second freerun and other systems reach on the same work, on the same machine.
+
+All collect with a policy acting and do not train; `freerun_training` does, all the while. `bare` only steps
+environments, with actions drawn on the way, `bare_ready_actions` with actions drawn before: the limits of the machine.
+Every figure is from a process of its own; each repetition runs every system once, so that a change of the machine's
+speed touches all alike. `--install` builds the virtual environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parent / "peer_runners"))
+from measuring import CANNOT_RUN
+from workloads import WORKLOADS, Workload
+
+REPOSITORY = Path(__file__).parents[1]
+RUNNERS = Path(__file__).parent / "peer_runners"
+VIRTUAL_ENVS = REPOSITORY / "build" / "peers"
+RESULTS = "peers.json"
+STARTUP_SECONDS = 180.0
+TORCH = "torch==2.13.0"
+MUJOCO = ("mujoco==3.17.0", "imageio")
+RUN_MARK = "FREERUN_PEERS_RUN"
+
+
+@dataclass(frozen=True)
+class System:
+    runner: str
+    distribution: str
+    """The package whose version is reported."""
+    requirements: tuple[str, ...] | None = None
+    """For a virtual environment of its own; None for freerun's."""
+    without_dependencies: tuple[str, ...] = ()
+    """Packages whose own requirements would not go together with the rest."""
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    arguments: tuple[str, ...] = ()
+    """Further arguments of the runner."""
+
+
+SHORT_STEPS = ("halfcheetah-2", "cartpole")
+COMPILED = ("halfcheetah-2", "halfcheetah-8", "cartpole")
+SYSTEMS = {
+    "bare": System("bare.py", "gymnasium"),
+    "bare_ready_actions": System("bare.py", "gymnasium", arguments=("--ready-actions",)),
+    "freerun_training": System("freerun_mode.py", "freerun"),
+    "freerun": System("freerun_mode.py", "freerun", arguments=("--collect-only",)),
+    "classic_executor": System("classic_executor.py", "torch"),
+    "gymnasium_async": System("gymnasium_async.py", "gymnasium"),
+    "gymnasium_sync": System("gymnasium_sync.py", "gymnasium", workloads=SHORT_STEPS),
+    "sb3_subproc": System("sb3_subproc.py", "stable-baselines3"),
+    "sb3_dummy": System("sb3_dummy.py", "stable-baselines3", workloads=SHORT_STEPS),
+    "envpool": System("envpool_async.py", "envpool", ("envpool==1.2.5", "gymnasium==1.4.0"), workloads=COMPILED),
+    "tianshou": System("tianshou_collector.py", "tianshou", ("tianshou==2.0.1", "gymnasium==1.4.0", *MUJOCO)),
+    "sample_factory": System(
+        "sample_factory_sampler.py",
+        "sample-factory",
+        ("sample-factory==2.1.1", *MUJOCO),
+        without_dependencies=("gymnasium==1.4.0",),  # it asks for one before 1.0, which has no HalfCheetah-v5
+    ),
+    "torchrl": System("torchrl_collector.py", "torchrl", ("torchrl==0.14.1", "gymnasium==1.4.0", *MUJOCO)),
+    "rllib": System("rllib_env_runners.py", "ray", ("ray[rllib]==2.60.0", *MUJOCO)),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    systems: tuple[str, ...] = tuple(SYSTEMS)
+    """Systems; those that are not installed are left out."""
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    """Workloads."""
+    repeats: int = 3
+    """How often each system is run on each workload."""
+    seconds: float = 10.0
+    """How long a run measures, after its warm-up."""
+    output: Path = Path(__file__).parent / "results" / "peers"
+    """Folder for peers.json and peers.md."""
+    fresh: bool = False
+    """Forget what was measured before, instead of adding to it."""
+    install: bool = False
+    """Build the chosen systems' virtual environments, and measure nothing."""
+    report_only: bool = False
+    """Write the table again from peers.json."""
+
+    def __post_init__(self) -> None:
+        for chosen, known in ((self.systems, SYSTEMS), (self.workloads, WORKLOADS)):
+            if unknown := set(chosen) - set(known):
+                raise SystemExit(f"Unknown: {', '.join(sorted(unknown))}. Choose among {', '.join(known)}.")
+
+
+# ---------------------------------------------------------------------------------------------- installing
+
+
+def interpreter(name: str) -> Path:
+    folder = REPOSITORY / ".venv" if SYSTEMS[name].requirements is None else VIRTUAL_ENVS / name
+    return folder / "bin" / "python"
+
+
+def install(name: str) -> None:
+    system = SYSTEMS[name]
+    if system.requirements is None:
+        return
+    print(f"Installing {name} …", flush=True)
+    python = str(interpreter(name))
+    subprocess.run([sys.executable, "-m", "venv", VIRTUAL_ENVS / name], check=True)
+    pip = [python, "-m", "pip", "install", "-q"]
+    # torch first and by itself, as in the Makefile; and again with the rest, so that nothing replaces it.
+    subprocess.run([*pip, "-c", REPOSITORY / "constraints.txt", TORCH], check=True)
+    subprocess.run([*pip, TORCH, *system.requirements], check=True)
+    if system.without_dependencies:
+        subprocess.run([*pip, "--no-deps", *system.without_dependencies], check=True)
+
+
+def version(name: str) -> str | None:
+    """None where the system is not installed, or its runner is missing."""
+    python, system = interpreter(name), SYSTEMS[name]
+    if not python.exists() or not (RUNNERS / system.runner).exists():
+        return None
+    code = f"import importlib.metadata as metadata; print(metadata.version({system.distribution!r}))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return f"{system.distribution} {done.stdout.strip()}" if done.returncode == 0 else None
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+
+@dataclass
+class Case:
+    """A system on a workload: one line of the table."""
+
+    system: str
+    workload: str
+    version: str
+    samples: list[dict[str, float]] = field(default_factory=list)
+
+
+def run_all(options: Options) -> None:
+    versions = {name: version(name) for name in options.systems}
+    for name, found in versions.items():
+        if found is None:
+            print(f"{name} is left out: {SYSTEMS[name].runner} or {SYSTEMS[name].distribution} is missing.", flush=True)
+    report = {"cases": []} if options.fresh else read(options.output)
+    cases = {(case["system"], case["workload"]): Case(**case) for case in report["cases"]}
+    for repeat in range(options.repeats):
+        for workload, name in chosen(options):
+            found = versions[name]
+            if found is None:
+                continue
+            figures = run_once(name, workload, options.seconds)
+            if figures is None:
+                continue
+            case = cases.get((name, workload))
+            if case is None or case.version != found:  # figures of another version are not to be mixed
+                case = cases[name, workload] = Case(name, workload, found)
+            case.samples.append(figures)
+            print(f"[{repeat + 1}/{options.repeats}] {workload} {name}: {figures}", flush=True)
+            write(cases, options.output)  # what is measured so far is not lost when the rest is cut short
+
+
+def chosen(options: Options) -> Iterator[tuple[str, str]]:
+    for workload in options.workloads:
+        for name in options.systems:
+            if workload in SYSTEMS[name].workloads:
+                yield workload, name
+
+
+def run_once(name: str, workload: str, seconds: float) -> dict[str, float] | None:
+    """Run a system's runner and end what it leaves behind; None where it failed, which is told."""
+    system, mark, timeout = SYSTEMS[name], uuid.uuid4().hex, STARTUP_SECONDS + 3 * seconds
+    command = [str(interpreter(name)), str(RUNNERS / system.runner), *system.arguments]
+    # Files, because a process that is left behind would keep the end of a pipe open.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [*command, "--workload", workload, "--seconds", str(seconds)],
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+            env={**os.environ, RUN_MARK: mark},
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            print(f"{name} on {workload} was ended after {timeout:g} s.", flush=True)
+            return None
+        finally:
+            end_leftovers(process.pid, mark)
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        if code == CANNOT_RUN:
+            print(f"{name} on {workload} is left out: {errors.read().strip().splitlines()[-1]}", flush=True)
+            return None
+        if code != 0:
+            print(f"{name} on {workload} failed:\n{errors.read()[-2000:]}", flush=True)
+            return None
+        figures: dict[str, float] = json.loads(output.read().splitlines()[-1])
+        return figures
+
+
+def end_leftovers(group: int, mark: str) -> None:
+    """The runner's process group, and what left it (Ray's daemons do), known by a variable that it inherited."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(RUN_MARK) == mark:
+                process.kill()
+
+
+def read(folder: Path) -> dict[str, Any]:
+    path = folder / RESULTS
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cases": []}
+    return report
+
+
+def write(cases: dict[tuple[str, str], Case], folder: Path) -> None:
+    order = {pair: place for place, pair in enumerate((name, work) for work in WORKLOADS for name in SYSTEMS)}
+    report = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
+        "cases": [vars(cases[pair]) for pair in sorted(cases, key=lambda pair: order.get(pair, len(order)))],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULTS).write_text(json.dumps(report, indent=1) + "\n")
+
+
+# ---------------------------------------------------------------------------------------------- reporting
+
+
+def table(report: dict[str, Any]) -> str:
+    runs = [len(case["samples"]) for case in report["cases"]]
+    lines = [
+        f"{report['machine']['cores']} cores, {report['date']}; median (lowest–highest) of {min(runs)}–{max(runs)} "
+        "interleaved runs, each in a process of its own.",
+        "",
+        "All collect with a policy acting, except `bare` (random actions, drawn on the way) and `bare_ready_actions` "
+        "(drawn before); only `freerun_training` trains at the same time (PPO, 10,000 steps an update, 4 epochs).",
+    ]
+    for name, workload in WORKLOADS.items():
+        cases = [case for case in report["cases"] if case["workload"] == name]
+        if not cases:
+            continue
+        bare = [median(case, "steps_per_second") for case in cases if case["system"] == "bare"]
+        lines += [
+            "",
+            f"## {name}: {workload.env_id}, {workload.num_workers} workers × {environments(workload)}",
+            "",
+            "| system | version | steps/s | episodes/s | of `bare` | start-up s |",
+            "| --- | --- | ---: | ---: | ---: | ---: |",
+        ]
+        lines += [row(case, bare[0] if bare else None) for case in cases]
+    return "\n".join(lines) + "\n"
+
+
+def environments(workload: Workload) -> str:
+    few, many = workload.envs_per_worker, workload.batched_envs_per_worker
+    return f"{few}" if few == many else f"{few} (or {many}, where a system is usually run with several)"
+
+
+def row(case: dict[str, Any], bare: float | None) -> str:
+    share = f"{100 * median(case, 'steps_per_second') / bare:.0f} %" if bare else "–"
+    return (
+        f"| `{case['system']}` | {case['version']} | {spread(case, 'steps_per_second', ',.0f')} "
+        f"| {spread(case, 'episodes_per_second', ',.1f')} | {share} | {spread(case, 'startup_seconds', '.1f')} |"
+    )
+
+
+def median(case: dict[str, Any], name: str) -> float:
+    return float(statistics.median(sample[name] for sample in case["samples"]))
+
+
+def spread(case: dict[str, Any], name: str, form: str) -> str:
+    values = [sample[name] for sample in case["samples"]]
+    beyond = f" ({format(min(values), form)}–{format(max(values), form)})" if len(values) > 1 else ""
+    return format(statistics.median(values), form) + beyond
+
+
+def main() -> None:
+    # As an exception, so that the running system is ended as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    options = tyro.cli(Options, description=__doc__)
+    if options.install:
+        for name in options.systems:
+            install(name)
+        return
+    if not options.report_only:
+        run_all(options)
+    report = read(options.output)
+    if not report["cases"]:
+        raise SystemExit("Nothing has been measured.")
+    (options.output / "peers.md").write_text(table(report))
+    print(table(report))
+
+
+if __name__ == "__main__":
+    main()
