@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: train test check format bench clean
 
 train: $(INSTALLED)
-	$(BIN)/freerun train CartPole-v1 --total-steps 100000 --max-lag 1 --learning-rate 0.001 --anneal-learning-rate
+	$(BIN)/freerun train CartPole-v1 --total-steps 100000 --envs-per-worker 4 --segment-steps 256 --learning-rate 0.001 --anneal-learning-rate
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
@@ -24,7 +24,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/time_to_score.py
 
 # torch first and by itself: a constraints file does not stop pip from looking at other builds of it.
 $(INSTALLED): pyproject.toml constraints.txt

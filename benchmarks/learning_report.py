@@ -61,9 +61,13 @@ def student_t_975(degrees: float) -> float:
     return float(np.interp(0.475, area, t[1:]))
 
 
+FEWEST_SEEDS = 4
+"""With fewer, the interval is so wide that nothing lies outside it: no comparison rather than a kind one."""
+
+
 def welch_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of mean(a) − mean(b) without assuming equal variances (Welch 1947); needs two values of each."""
-    if min(len(a), len(b)) < 2:
+    """95 % interval of mean(a) − mean(b) without assuming equal variances (Welch 1947); needs a few values of each."""
+    if min(len(a), len(b)) < FEWEST_SEEDS:
         return None
     difference = float(np.mean(a) - np.mean(b))
     parts = [float(np.var(values, ddof=1)) / len(values) for values in (a, b)]
@@ -98,7 +102,7 @@ def markdown(tables: Sequence[Table], reference: str, remarks: Sequence[str]) ->
         "",
         f"- {sum(verdicts)} of {len(verdicts)} comparisons: not below SB3 beyond noise."
         if verdicts
-        else "- No comparison yet: it takes two seeds of SB3 and two of another system.",
+        else "- No comparison yet: it takes four seeds of SB3 and four of another system.",
         *(f"- {remark}" for remark in remarks),
         *sorted({f"- Machine: {record.machine}" for record in records}),
         *sorted({f"- Versions: {', '.join(f'{k} {v}' for k, v in record.versions.items())}" for record in records}),

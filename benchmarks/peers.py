@@ -39,6 +39,7 @@ STARTUP_SECONDS = 180.0
 TORCH = "torch==2.13.0"
 MUJOCO = ("mujoco==3.17.0", "imageio")
 RUN_MARK = "FREERUN_PEERS_RUN"
+README_BEGIN, README_END = "<!-- written by benchmarks/peers.py -->", "<!-- end -->"
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,33 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary(report: dict[str, Any]) -> str:
+    """A line per system, the fastest on the first workload on top: the table in the README."""
+    found = {(case["system"], case["workload"]): median(case, "steps_per_second") for case in report["cases"]}
+    workloads = [name for name in WORKLOADS if ("bare", name) in found]
+    systems = dict.fromkeys(case["system"] for case in report["cases"])
+
+    def cell(system: str, workload: str) -> str:
+        steps = found.get((system, workload))
+        return "–" if steps is None else f"{steps:,.0f} ({100 * steps / found['bare', workload]:.0f} %)"
+
+    lines = [
+        f"| steps/s (of `bare`) | {' | '.join(f'{name}' for name in workloads)} |",
+        f"| --- |{' ---: |' * len(workloads)}",
+    ]
+    for system in sorted(systems, key=lambda system: -found.get((system, workloads[0]), 0.0)):
+        lines.append(f"| `{system}` | {' | '.join(cell(system, workload) for workload in workloads)} |")
+    return "\n".join(lines)
+
+
+def write_readme(report: dict[str, Any]) -> None:
+    path = REPOSITORY / "README.md"
+    before, begin, rest = path.read_text(encoding="utf-8").partition(README_BEGIN)
+    _, end, after = rest.partition(README_END)
+    if begin and end:
+        path.write_text(f"{before}{begin}\n{summary(report)}\n{end}{after}", encoding="utf-8")
+
+
 def environments(workload: Workload) -> str:
     few, many = workload.envs_per_worker, workload.batched_envs_per_worker
     return f"{few}" if few == many else f"{few} (or {many}, where a system is usually run with several)"
@@ -306,6 +334,8 @@ def main() -> None:
     if not report["cases"]:
         raise SystemExit("Nothing has been measured.")
     (options.output / "peers.md").write_text(table(report))
+    if options.output == Options.output:
+        write_readme(report)
     print(table(report))
 
 

@@ -28,6 +28,8 @@ import tyro
 RESULTS = "throughput.json"
 WARM_UP_UPDATES = 2
 MEMORY_SAMPLE_SECONDS = 1.0
+STEPS_PER_EPISODE = {"freerun/Straggler-v0": 100, "CartPole-v1": 50, "HalfCheetah-v5": 1000}
+"""Rounded; of CartPole, early in a run."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,35 @@ class Case:
     episodes_per_update: int = 0
     num_updates: int = 8
     learner_threads: int = 1
+    envs_per_worker: int = 1
+    segment_steps: int | None = None
+    """Of mode freerun; whole episodes if not given."""
 
     @property
     def name(self) -> str:
         learner = f"{self.num_epochs} epochs, {self.learner_threads} threads"
-        return f"{self.env} {self.mode} × {self.num_workers}, lag {self.max_lag}, {learner}"
+        return f"{self.env} {self.shown_mode} × {self.num_workers}, lag {self.max_lag}, {learner}"
+
+    @property
+    def shown_mode(self) -> str:
+        return self.mode if self.segment_steps is None else f"{self.mode}, segments of {self.segment_steps}"
+
+    @property
+    def work(self) -> dict[str, int]:
+        """What an update learns from and when the run ends, in episodes or, with segments, in as many steps."""
+        num_updates = self.num_updates + WARM_UP_UPDATES
+        if self.segment_steps is None:
+            episodes = self.episodes_per_update
+            return {"episodes_per_update": episodes, "total_episodes": episodes * num_updates}
+        lanes = self.num_workers * self.envs_per_worker
+        steps = self.episodes_per_update * STEPS_PER_EPISODE[self.env]
+        steps = max(1, steps // (lanes * self.segment_steps)) * lanes * self.segment_steps
+        return {
+            "steps_per_update": steps,
+            "total_steps": steps * num_updates,
+            "envs_per_worker": self.envs_per_worker,
+            "segment_steps": self.segment_steps,
+        }
 
 
 @dataclass(frozen=True)
@@ -87,8 +113,9 @@ def cases(options: Options) -> list[Case]:
             episodes = max(2, workers)
             updates = 4 if workers == 1 else 8  # a lone worker has nobody to wait for: little to measure
             chosen.append(Case(straggler, "sync", workers, episodes_per_update=episodes, num_updates=min(5, updates)))
-            for mode in ("pipes", "executor"):
+            for mode in ("pipes", "executor", "freerun"):
                 chosen += [Case(straggler, mode, workers, lag, 4, episodes, updates) for lag in (0, 1)]
+            chosen.append(Case(straggler, "freerun", workers, 1, 4, episodes, updates, segment_steps=25))
         most = max(options.workers)
         # Without lag nobody collects during an update, so the learner may have all cores; and a lighter update.
         cores = os.cpu_count() or 1
@@ -97,8 +124,12 @@ def cases(options: Options) -> list[Case]:
         if env in options.envs:
             chosen.append(Case(env, "sequential", 1, episodes_per_update=episodes))
             chosen.append(Case(env, "sync", 2, episodes_per_update=episodes))
-            for mode in ("pipes", "executor"):
+            for mode in ("pipes", "executor", "freerun"):
                 chosen += [Case(env, mode, 2, lag, episodes_per_update=episodes) for lag in (0, 1)]
+            num_envs, segment_steps = (32, 125) if env == "CartPole-v1" else (4, 250)
+            chosen.append(
+                Case(env, "freerun", 2, 1, 4, episodes, envs_per_worker=num_envs, segment_steps=segment_steps)
+            )
     return chosen
 
 
@@ -119,8 +150,7 @@ def measure(case: Case) -> Figures:
             mode=case.mode,
             num_workers=case.num_workers,
             max_lag=case.max_lag,
-            episodes_per_update=case.episodes_per_update,
-            total_episodes=case.episodes_per_update * (case.num_updates + WARM_UP_UPDATES),
+            **case.work,
             num_epochs=case.num_epochs,
             learner_threads=case.learner_threads,
             minibatch_size=2000,
@@ -251,13 +281,20 @@ def table(report: dict[str, Any]) -> str:
 
         memory = statistics.median(sample["worker_megabytes"] for sample in case["samples"])
         lines.append(
-            f"| {case['env']} | `{case['mode']}` | {case['num_workers']} | {case['max_lag']} "
+            f"| {case['env']} | `{case['mode']}`{segments(case)} | {case['num_workers']} | {case['max_lag']} "
             f"| {case['num_epochs']} / {case['learner_threads']} "
             f"| {shown('steps_per_second', ',.0f')} | {shown('episodes_per_second', ',.1f')} "
             f"| {shown('efficiency', '.0f', 100, ' %')} | {shown('startup_seconds', '.1f')} "
             f"| {format(memory, '.0f') if memory else '–'} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def segments(case: dict[str, Any]) -> str:
+    if case["segment_steps"] is None:
+        return ""
+    envs = f", {case['envs_per_worker']} environments each" if case["envs_per_worker"] > 1 else ""
+    return f", segments of {case['segment_steps']}{envs}"
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -273,12 +310,13 @@ def draw(report: dict[str, Any], path: Path) -> None:
         if case["env"] == "freerun/Straggler-v0" and case["num_epochs"] == 4 and case["mode"] != "sequential":
             efficiency = sorted(100 * sample["efficiency"] for sample in case["samples"])
             label = case["mode"] + (f", max lag {case['max_lag']}" if case["mode"] != "sync" else "")
+            label += segments(case)
             point = (case["num_workers"], statistics.median(efficiency), efficiency[0], efficiency[-1])
             lines.setdefault(label, []).append(point)
-    colours = {"sync": "#888888", "pipes": "#1f77b4", "executor": "#d62728"}
+    colours = {"sync": "#888888", "pipes": "#1f77b4", "executor": "#d62728", "freerun": "#2ca02c"}
     for label, points in lines.items():
         workers, middle, low, high = zip(*sorted(points), strict=True)
-        style = "--" if label.endswith("0") else "-"
+        style = "--" if "lag 0" in label else "-" if "segments" in label or "freerun" not in label else ":"
         colour = colours[label.split(",")[0]]
         axes.plot(workers, middle, style, marker="o", markersize=4, color=colour, label=label)
         axes.fill_between(workers, low, high, color=colour, alpha=0.12, linewidth=0)

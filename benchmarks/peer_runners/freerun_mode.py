@@ -38,7 +38,7 @@ def settings(name: str) -> Settings:
     num_envs = workload.batched_envs_per_worker
     num_lanes = workload.num_workers * num_envs
     # Slow and uneven steps: short segments, so that an update never waits long for the slowest.
-    segment_steps = 20 if name == "straggler" else 10_000 // num_lanes
+    segment_steps = 25 if name == "straggler" else 10_000 // num_lanes
     steps_per_update = 10_000 // (segment_steps * num_lanes) * segment_steps * num_lanes
     learning = PPOConfig(steps_per_update=steps_per_update, num_epochs=4, minibatch_size=2000)
     return Settings(FreerunConfig(num_envs, segment_steps), learning)

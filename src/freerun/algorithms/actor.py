@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
-from freerun.algorithms.heads import Categorical, Gaussian, Head
+from freerun.algorithms.heads import Categorical, Gaussian, Head, Single
 from freerun.core import Array, Decision, EnvSpec, FloatArray, UserError
 
 Activation = Literal["tanh", "relu"]
@@ -145,25 +145,23 @@ class MLPActor:
             return self._head.choose(output, noise)
         return self._head.choose(self._forward(obs.reshape(num_rows, -1)), noise)
 
-    def single(self) -> Callable[[Array, FloatArray, FloatArray], Any]:
+    def single(self) -> Single:
         first, normalize = self._first_input, self._normalize if self.spec.normalize_obs else None
         activate = np.tanh if self.spec.activation == "tanh" else functools.partial(np.maximum, np.float32(0))
         dots = [folded.dot for folded in self._folded]
         hidden = tuple(zip(dots[:-1], self._inputs[:-1], self._outputs[:-1], strict=True))
-        last_dot, last_input, output = dots[-1], self._inputs[-1], self._outputs[-1]
-        choose = self._head.choose_one(output)
+        last_dot, last_input = dots[-1], self._inputs[-1]
 
-        def act(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
-            first[...] = obs.reshape(-1)
+        def forward(obs: Array, output: FloatArray) -> None:
+            first[...] = obs if obs.ndim == 1 else obs.reshape(-1)
             if normalize is not None:
                 normalize(first)
             for dot, layer_input, layer_output in hidden:
                 dot(layer_input, layer_output)
                 activate(layer_output, out=layer_output)
             last_dot(last_input, output)
-            return choose(noise, head)
 
-        return act
+        return self._head.single(forward)
 
     def _forward_one(self, obs: Array) -> FloatArray:
         """[1, outputs], overwritten by the next call. Few numpy calls: with cold caches each costs several µs."""

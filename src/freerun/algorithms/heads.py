@@ -14,6 +14,12 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 SMALLEST_EXPONENTIAL = np.float32(1e-30)
 
 
+Forward = Callable[[Array, FloatArray], None]
+"""A policy's output for one observation, written where it is wanted."""
+Single = Callable[[Array, FloatArray, FloatArray], Any]
+"""(observation, noise, head to fill) -> action."""
+
+
 class Head(Protocol):
     size: int
     """Numbers that `log_prob` needs of each step."""
@@ -22,8 +28,8 @@ class Head(Protocol):
 
     def choose(self, output: FloatArray, noise: FloatArray | None) -> Decision: ...
 
-    def choose_one(self, output: FloatArray) -> Callable[[FloatArray, FloatArray], Any]:
-        """`choose` for the one output that `output` will hold: (noise, head to fill) -> action."""
+    def single(self, forward: Forward) -> Single:
+        """The whole of a policy for one observation, given all of it but the choice."""
         ...
 
     def log_prob(self, head: FloatArray, action: Array) -> FloatArray: ...
@@ -51,19 +57,19 @@ class Categorical:
             return Decision(perturbed.argmax(axis=1), output)
         return Decision(np.stack([perturbed[:, part].argmax(axis=1) for part in self._parts], axis=1), output)
 
-    def choose_one(self, output: FloatArray) -> Callable[[FloatArray, FloatArray], Any]:
-        perturbed = np.zeros_like(output)
+    def single(self, forward: Forward) -> Single:
+        perturbed = np.zeros(self.size, np.float32)
         add, argmax = np.add, perturbed.argmax
         parts = [perturbed[part] for part in self._parts]
 
-        def choose_scalar(noise: FloatArray, head: FloatArray) -> Any:
-            head[...] = output
-            add(output, noise, perturbed)
+        def choose_scalar(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
+            forward(obs, head)
+            add(head, noise, perturbed)
             return argmax()
 
-        def choose_each(noise: FloatArray, head: FloatArray) -> Any:
-            head[...] = output
-            add(output, noise, perturbed)
+        def choose_each(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
+            forward(obs, head)
+            add(head, noise, perturbed)
             return np.array([part.argmax() for part in parts])
 
         return choose_scalar if self._scalar_actions else choose_each
@@ -98,12 +104,13 @@ class Gaussian:
             return Decision(output.copy(), np.zeros_like(output))
         return Decision(output + self._std * noise, noise)
 
-    def choose_one(self, output: FloatArray) -> Callable[[FloatArray, FloatArray], Any]:
-        std = self._std
+    def single(self, forward: Forward) -> Single:
+        mean, std = np.zeros(self.size, np.float32), self._std
 
-        def choose(noise: FloatArray, head: FloatArray) -> Any:
+        def choose(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
+            forward(obs, mean)
             head[...] = noise
-            return output + std * noise
+            return mean + std * noise
 
         return choose
 

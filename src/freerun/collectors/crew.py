@@ -52,7 +52,8 @@ class Peer:
 class Crew:
     """What `pipes` and `freerun` have in common; they differ in what travels through the pipe.
 
-    A unit is what is granted and handed over by number: an episode or a segment.
+    A unit is what is granted and handed over by number: an episode, which any worker may run, or a segment, which is
+    tied to its worker because it continues the last one.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class Crew:
         rounds: Rounds,
         board: WeightsBoard,
         lanes_per_worker: int = 1,
-        anyone_may_rerun: bool = True,
+        tied_units: bool = False,
     ):
         self.num_workers = num_workers
         self._rounds = rounds
         self._board = board
         self._lanes_per_worker = lanes_per_worker
-        self._anyone_may_rerun = anyone_may_rerun
+        self._tied_units = tied_units
         self._hub: Hub[Peer] = Hub()
         self._peers: list[Peer] = []
         self._deaths_in_a_row = 0
@@ -162,9 +163,15 @@ class Crew:
         with self._changed:
             self._rounds.finish(unit, segment)
             peer.units.remove(unit)
-            ahead = max(UNITS_AHEAD, self._lanes_per_worker // 2)
-            peer.room = self._lanes_per_worker + (ahead if segment.seconds < SHORT_UNIT_SECONDS else 0)
+            peer.room = self._room(segment.seconds)
             self._deaths_in_a_row = 0
+
+    def _room(self, unit_seconds: float) -> int:
+        """A unit that is tied to its worker may as well wait there, so that the worker need not wait for it."""
+        if self._tied_units:
+            return 2
+        is_short = unit_seconds < SHORT_UNIT_SECONDS
+        return self._lanes_per_worker + (max(UNITS_AHEAD, self._lanes_per_worker // 2) if is_short else 0)
 
     def _deal(self) -> None:
         """Grant what may start, to those first who hold least: nobody hoards what another could be running."""
@@ -192,11 +199,11 @@ class Crew:
         with self._changed:
             self._peers.remove(peer)
             self._rounds.book.worker_restarts += 1
-            if self._anyone_may_rerun:
+            if self._tied_units:
+                replacement.owed = peer.units + peer.owed
+            else:
                 for unit in peer.units:
                     self._rounds.lost(unit)
-            else:
-                replacement.owed = peer.units + peer.owed
 
     def _start_worker(self, index: int) -> Peer:
         ours, theirs = processes.context().Pipe()

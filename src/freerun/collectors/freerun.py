@@ -65,15 +65,14 @@ class Freerun(Crew):
                     "--deterministic compares whole episodes, which segments cut into pieces: leave --segment-steps out"
                 )
             rounds = Rounds(settings.max_lag, unit_steps=config.segment_steps * num_envs)
-            slots_per_worker = 2
+            slots_per_worker = 3
             self._slots = Slots(context, num_workers * slots_per_worker, config.segment_steps, num_envs, factory.spec)
         self._slots_per_worker = slots_per_worker
         self._cut = CutEpisodes(num_workers)
         board = WeightsBoard(context, policy.weights.size)
-        # An episode fills one of a worker's environments, and any worker may run it. A segment fills all of them and
-        # continues the worker's last one, so it must not be overtaken.
-        whole_episodes = config.segment_steps is None
-        super().__init__(num_workers, rounds, board, num_envs if whole_episodes else 1, whole_episodes)
+        # An episode fills one of a worker's environments, a segment all of them.
+        in_segments = config.segment_steps is not None
+        super().__init__(num_workers, rounds, board, 1 if in_segments else num_envs, tied_units=in_segments)
         self._setup = WorkerSetup.pack(factory, policy, board, settings.seed, num_envs)
         self._start()
 
@@ -119,9 +118,10 @@ class Freerun(Crew):
     def _deal(self) -> None:
         super()._deal()
         for peer in self._peers:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                while peer.returned:
-                    self._grant(peer, None)
+            if peer.returned:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    while peer.returned:
+                        self._grant(peer, None)
 
     def _replace(self, peer: Peer) -> None:
         if self._config.segment_steps is not None:
