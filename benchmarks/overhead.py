@@ -1,7 +1,7 @@
 """What a worker spends on a step besides the environment's own, and what a publication of weights costs it.
 
-Processor time in one process (the lowest of several repetitions: noise only adds), and the same with a hundred processes
-on this machine's cores, where caches are cold at every step (the mean of all).
+Processor time in one process (the lowest of several repetitions: noise only adds), and the same with a hundred
+processes on this machine's cores, where caches are cold at every step (the mean of all).
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def measure(options: Options) -> dict[str, Any]:
 def table(report: dict[str, Any]) -> str:
     published = report["publication"]
     lines = [
-        f"Processor time of a step, µs, {report['machine']['cores']} cores: the environment alone (actions drawn before), "
-        "and a worker: 64-64 tanh policy, sampling, recording, log-probabilities, resets.",
+        f"Processor time of a step, µs, {report['machine']['cores']} cores: the environment alone (actions drawn "
+        "before), and a worker: 64-64 tanh policy, sampling, recording, log-probabilities, resets.",
         "",
         "| case | environment alone | worker | overhead |",
         "| --- | ---: | ---: | ---: |",
@@ -192,8 +192,8 @@ def table(report: dict[str, Any]) -> str:
         lines.append(f"| {row['case']} | {alone:.1f} | {whole:.1f} | {whole - alone:.1f} |")
     lines += [
         "",
-        f"2 MB of weights: the learner publishes them in {published['publish_microseconds']:,.0f} µs. A worker looks for a "
-        f"new version in {published['look_microseconds']:.1f} µs, once per episode or segment, and copies one in "
+        f"2 MB of weights: the learner publishes them in {published['publish_microseconds']:,.0f} µs. A worker looks "
+        f"for a new version in {published['look_microseconds']:.1f} µs, once per episode or segment, and copies one in "
         f"{published['read_microseconds']:,.0f} µs, once per update.",
     ]
     return "\n".join(lines) + "\n"

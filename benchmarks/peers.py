@@ -281,11 +281,11 @@ def summary(report: dict[str, Any]) -> str:
         return "–" if steps is None else f"{steps:,.0f} ({100 * steps / found['bare', workload]:.0f} %)"
 
     lines = [
-        f"| steps/s (of `bare`) | {' | '.join(f'{name}' for name in workloads)} |",
+        f"| steps/s (of `bare`) | {' | '.join(workloads)} |",
         f"| --- |{' ---: |' * len(workloads)}",
     ]
-    for system in sorted(systems, key=lambda system: -found.get((system, workloads[0]), 0.0)):
-        lines.append(f"| `{system}` | {' | '.join(cell(system, workload) for workload in workloads)} |")
+    fastest_first = sorted(systems, key=lambda system: -found.get((system, workloads[0]), 0.0))
+    lines += [f"| `{system}` | {' | '.join(cell(system, name) for name in workloads)} |" for system in fastest_first]
     return "\n".join(lines)
 
 
