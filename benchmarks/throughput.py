@@ -266,7 +266,7 @@ def table(report: dict[str, Any]) -> str:
     runs = [len(case["samples"]) for case in report["cases"]]
     lines = [
         f"PPO training all the while, {report['machine']['cores']} cores; median (lowest–highest) of "
-        f"{min(runs)}–{max(runs)} interleaved runs, each in a process of its own.",
+        f"{many(runs)}, each in a process of its own.",
         "",
         "| environment | mode | workers | max lag | epochs / threads | steps/s | episodes/s | efficiency | start-up s "
         "| MB per worker |",
@@ -290,6 +290,12 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def many(runs: list[int]) -> str:
+    if max(runs) == 1:
+        return "one run"
+    return f"{min(runs)}–{max(runs)} interleaved runs" if min(runs) < max(runs) else f"{max(runs)} interleaved runs"
+
+
 def segments(case: dict[str, Any]) -> str:
     if case["segment_steps"] is None:
         return ""
@@ -304,7 +310,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9.5, 4.2), layout="constrained")
     lines: dict[str, list[tuple[int, float, float, float]]] = {}
     for case in report["cases"]:
         if case["env"] == "freerun/Straggler-v0" and case["num_epochs"] == 4 and case["mode"] != "sequential":
@@ -327,7 +333,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         fontsize=10,
     )
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="lower left")
+    figure.legend(frameon=False, fontsize=9, loc="outside right upper")
     figure.savefig(path, dpi=150)
 
 
