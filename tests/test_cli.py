@@ -81,6 +81,8 @@ def test_flags_override_the_config_file(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["train", "CartPol-v1"], "there is no environment 'CartPol-v1': did you mean CartPole-v1"),
+        (["train", "CartPole-v1", "--mode", "pipes", "--segment-steps", "5"], "it belongs to --mode freerun"),
+        (["train", "CartPole-v1", "--segment-steps=5", "--episodes-per-update", "3"], "leave --segment-steps out"),
         (["train", "freerun/Stragler-v0"], "did you mean freerun/Straggler-v0"),
         (["train", "no_such_module:Env"], "No module named 'no_such_module'"),
         (["train", "toy_envs:NoSuchEnv"], "module 'toy_envs' has no 'NoSuchEnv'"),

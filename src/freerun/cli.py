@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from freerun.config import TrainConfig
 from freerun.core import EnvFailure, UserError
 
 INTERRUPTED = 130
@@ -79,11 +80,16 @@ def train(words: list[str]) -> int:
 
         options = read_json(first.config)
     options.update({name: value for name in ("algo", "mode") if (value := getattr(first, name)) is not None})
+    config_class = experiment.config_class(options)
+    for word in rest:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].removeprefix("no-").replace("-", "_")
+            experiment.check_name(name, [TrainConfig, *get_args(config_class)])
     default: Any = experiment.make_config({"env": "", **options})
     if not default.env:
         default = dataclasses.replace(default, env=tyro.MISSING)
     config = tyro.cli(
-        experiment.config_class(options),
+        config_class,
         args=rest,
         prog="freerun train",
         description="Train an agent. --config FILE starts from the config.json of another run; flags override it.",

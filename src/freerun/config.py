@@ -8,7 +8,7 @@ from typing import Annotated, Generic, TypeVar
 
 import tyro
 
-from freerun.core import UserError
+from freerun.core import Demand, UserError
 
 AlgorithmConfig = TypeVar("AlgorithmConfig")
 ModeConfig = TypeVar("ModeConfig")
@@ -19,6 +19,9 @@ DEFAULT_TOTAL_STEPS = 100_000
 @dataclass(frozen=True)
 class NoOptions:
     """For modes that have no settings of their own."""
+
+    def check(self, demand: Demand) -> None:
+        """They serve any demand."""
 
 
 @dataclass(frozen=True)

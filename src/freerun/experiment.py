@@ -132,7 +132,8 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
     names["run"] = {field.name for field in dataclasses.fields(TrainConfig)} - set(PARTS)
     for name in options:
         if not any(name in known for known in names.values()):
-            raise UserError(f"unknown setting {name!r}: {_advice(name, sorted(set().union(*names.values())))}")
+            check_name(name, list(parts.values()))
+            raise UserError(f"unknown setting {name!r}: {_choices(name, sorted(set().union(*names.values())))}")
     if "env" not in options:
         raise UserError("no environment: name a Gymnasium id such as CartPole-v1, or your own as module:callable")
     options = {**options}
@@ -146,13 +147,14 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
     return TrainConfig(**chosen.pop("run"), **{part: parts[part](**chosen[part]) for part in PARTS})
 
 
-def _advice(name: str, known: Sequence[str]) -> str:
-    """What to do about a setting that does not belong to this run; perhaps to another one."""
+def check_name(name: str, parts: Sequence[Any]) -> None:
+    """Refuse a setting that is not one of these parts', but of another algorithm or mode."""
+    if any(name in get_type_hints(part) for part in parts):
+        return
     for what, registry in (("--algo", ALGORITHMS), ("--mode", MODES)):
         owners = [key for key, entry in registry.items() if name in get_type_hints(entry.load_config())]
         if owners:
-            return f"it belongs to {what} {' or '.join(owners)}"
-    return _choices(name, known)
+            raise UserError(f"unknown setting {name!r}: it belongs to {what} {' or '.join(owners)}")
 
 
 def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -186,6 +188,7 @@ def run(config: TrainConfig[Any, Any]) -> Result:
     folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
     factory = GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
     algorithm = _make_algorithm(config, factory)
+    config.collector.check(algorithm.demand())
     settings = CollectorSettings(config.num_workers or 1, config.max_lag or 0, config.seed, config.deterministic)
     processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
     budget = Budget(config.total_steps, config.total_episodes)

@@ -48,6 +48,11 @@ class FreerunConfig:
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
 
+    def check(self, demand: Demand) -> None:
+        """Whether an algorithm that demands this can be served."""
+        if demand.episodes and self.segment_steps is not None:
+            raise UserError("--episodes-per-update needs whole episodes: leave --segment-steps out")
+
 
 class Freerun(Crew):
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: FreerunConfig):
@@ -83,8 +88,7 @@ class Freerun(Crew):
     def collect(self, demand: Demand) -> list[Segment]:
         if self._config.segment_steps is None:
             return super().collect(demand)
-        if demand.episodes:
-            raise UserError("--episodes-per-update needs whole episodes: leave --segment-steps out")
+        self._config.check(demand)
         segments = super().collect(demand)
         self._cut.taken(segments)
         return segments
