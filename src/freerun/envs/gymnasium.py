@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
 
 import freerun.envs  # noqa: F401 - registers the built-in environments
 from freerun.core import Array, EnvFailure, EnvSpec, StepResult, UserError, import_callable
@@ -266,6 +267,8 @@ class ParallelLanes:
         return StepResult(obs, obs, reward, terminated, truncated)
 
     def close(self) -> None:
+        # Ctrl-C may have come in the middle of a message: Gymnasium would wait for the answer and read its other half.
+        self._vector._state = AsyncState.DEFAULT
         self._vector.close(terminate=True)
 
 
