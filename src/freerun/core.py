@@ -198,7 +198,7 @@ class Policy(Protocol):
         ...
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
-        """Actions for a batch of observations; without noise the most likely ones. The next call may reuse the head."""
+        """Actions for a batch of observations; without noise the most likely ones."""
         ...
 
     def single(self) -> Callable[[Array, FloatArray, FloatArray], Any]:

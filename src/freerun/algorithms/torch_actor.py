@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from freerun.algorithms.actor import NORMALIZED_LIMIT, ActorSpec
-from freerun.algorithms.heads import Gaussian
+from freerun.algorithms.heads import Gaussian, Single
 from freerun.core import Array, Decision, EnvSpec, FloatArray, UserError, import_callable
 
 Network = Callable[[spaces.Box, int], nn.Module]
@@ -121,7 +121,7 @@ class TorchActor:
         if isinstance(self._head, Gaussian):
             self._head.load(self.arrays["log_std"])
 
-    def single(self) -> Callable[[Array, FloatArray, FloatArray], Any]:
+    def single(self) -> Single:
         def act(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
             decision = self.act(obs[None], noise[None])
             head[...] = decision.head[0]

@@ -23,8 +23,8 @@ SHORT_UNIT_SECONDS = 0.05
 UNITS_AHEAD = 4
 """Short units are dealt out ahead so that a worker need not wait for its next number; long ones one by one."""
 SWITCH_SECONDS = 0.0001
-"""How long the pump waits for the interpreter while the learner updates. With Python's 5 ms, and half a dozen waits
-for every unit, a worker stood idle for 25 ms between two episodes."""
+"""How long the pump waits for the interpreter while the learner updates: several times for every unit, and a worker
+waits with it. Python's own 5 ms would add up."""
 MAX_DEATHS_IN_A_ROW = 3
 CLOSE_SECONDS = 1.0
 

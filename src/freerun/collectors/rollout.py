@@ -1,4 +1,4 @@
-"""Environments and a policy turned into segments. The only caller of `env.step` in a run."""
+"""Environments and a policy turned into segments. With `solo.py`, the only caller of `env.step` in a run."""
 
 from __future__ import annotations
 
