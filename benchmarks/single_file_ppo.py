@@ -63,6 +63,8 @@ class Arguments:
     """Scale observations by their running mean and deviation."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of the discounted return."""
+    initial_log_std: float = 0.0
+    """Logarithm of the deviation of continuous actions before anything is learned."""
 
     def __post_init__(self) -> None:
         if self.steps_per_update % self.num_envs:
@@ -101,7 +103,7 @@ class Moments:
 class Agent(nn.Module):
     """A policy and a value function, two hidden layers of 64 each."""
 
-    def __init__(self, obs_size: int, action_space: spaces.Discrete | spaces.Box):
+    def __init__(self, obs_size: int, action_space: spaces.Discrete | spaces.Box, initial_log_std: float):
         super().__init__()
         self.discrete = isinstance(action_space, spaces.Discrete)
         num_outputs = (
@@ -110,7 +112,7 @@ class Agent(nn.Module):
         self.actor = layers((obs_size, 64, 64, num_outputs), output_gain=0.01)
         self.critic = layers((obs_size, 64, 64, 1), output_gain=1.0)
         if not self.discrete:
-            self.log_std = nn.Parameter(torch.zeros(num_outputs))
+            self.log_std = nn.Parameter(torch.full((num_outputs,), initial_log_std))
 
     def policy(self, obs: Tensor) -> Distribution:
         output = self.actor(obs)
@@ -272,7 +274,7 @@ def train(arguments: Arguments, on_start: Callable[[], None], on_update: Callabl
     """`on_start` is called when all is built and nothing has been stepped, `on_update` after every update."""
     torch.manual_seed(arguments.seed)
     environments = Environments(arguments)
-    agent = Agent(math.prod(environments.obs_shape), environments.action_space)
+    agent = Agent(math.prod(environments.obs_shape), environments.action_space, arguments.initial_log_std)
     optimizer = torch.optim.Adam(agent.parameters(), arguments.learning_rate, eps=1e-5)
     on_start()
     obs = environments.reset()

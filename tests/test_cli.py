@@ -82,6 +82,10 @@ def test_flags_override_the_config_file(tmp_path: Path) -> None:
     [
         (["train", "CartPol-v1"], "there is no environment 'CartPol-v1': did you mean CartPole-v1"),
         (["train", "CartPole-v1", "--mode", "pipes", "--segment-steps", "5"], "it belongs to --mode freerun"),
+        (["train", "CartPole-v1", "--mode", "v2", "--num-collectors", "5"], "continuous; --mode batch has --num-envs"),
+        (["train", "CartPole-v1", "--mode", "v1", "--num-workers", "5"], r"has --num-collectors \(4\), not"),
+        (["train", "CartPole-v1", "--mode", "v1", "--num-steps-per-env=5"], "batch; --mode continuous has --num-coll"),
+        (["train", "CartPole-v1", "--mode", "v1", "--max-lag=5"], "choose --mode batch or freerun, which honour it"),
         (["train", "CartPole-v1", "--segment-steps=5", "--episodes-per-update", "3"], "leave --segment-steps out"),
         (["train", "freerun/Stragler-v0"], "did you mean freerun/Straggler-v0"),
         (["train", "no_such_module:Env"], "No module named 'no_such_module'"),
@@ -171,7 +175,8 @@ def test_exception_in_the_environment_shows_its_traceback_and_seed(
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     text = capsys.readouterr().out
-    for name in ("freerun/Straggler-v0", "freerun[box2d]", "ppo", "sequential", "sync", "pipes", "executor"):
+    for name in ("freerun/Straggler-v0", "freerun[box2d]", "ppo", "sequential", "sync", "pipes", "executor",
+                 "continuous", "batch"):  # fmt: skip
         assert name in text
 
 
@@ -198,13 +203,15 @@ def test_eval_refuses_a_damaged_policy(capsys: pytest.CaptureFixture[str], run_d
     assert "is not a policy" in complaint(capsys, "eval", str(run_dir))
 
 
-@pytest.mark.parametrize("mode", ["sequential", "sync", "pipes", "executor"])
+@pytest.mark.parametrize("mode", ["sequential", "sync", "pipes", "executor", "continuous", "batch"])
 def test_ctrl_c_keeps_what_was_learned_and_leaves_no_process(mode: str, run_dir: Path) -> None:
     words = ["train", "freerun/Straggler-v0", "--mode", mode, "--total-episodes", "100000",
-             "--episodes-per-update", "4", "--run-dir", str(run_dir),
+             "--run-dir", str(run_dir),
              "--env-args", "mean_seconds", "0.001", "tail_seconds", "0.005"]  # fmt: skip
-    if mode != "sequential":
-        words += ["--num-workers", "4"]
+    if mode in ("continuous", "batch"):
+        words += ["--steps-per-update", "128", "--num-envs", "8"]
+    else:
+        words += ["--episodes-per-update", "4", *(["--num-workers", "4"] if mode != "sequential" else [])]
     process = psutil.Popen(
         [sys.executable, "-m", "freerun", *words],
         stdout=subprocess.PIPE,

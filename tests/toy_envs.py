@@ -148,6 +148,37 @@ class Broken(Audit):
         return obs, reward, terminated, truncated, info
 
 
+class Faulty(Audit):
+    """Goes wrong in some of its episodes, by their seed: each time the same ones, however often they are tried."""
+
+    def __init__(self, how: str, share: float = 0.05) -> None:
+        super().__init__(short=5, long=30)
+        self._how = how
+        self._share = share
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        obs, info = super().reset(seed=seed)
+        self._is_bad = self.np_random.random() < self._share
+        if self._is_bad and self._how == "reset":
+            raise ZeroDivisionError("the simulator did not start")
+        return obs, info
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self._is_bad and self._step == 4:
+            if self._how == "raise":
+                raise ZeroDivisionError("the simulator fell over")
+            if self._how == "nan":
+                obs[0] = np.nan
+            if self._how == "inf":
+                reward = float("inf")
+            if self._how == "die":
+                os._exit(7)
+            if self._how == "exit":
+                sys.exit(3)
+        return obs, reward, terminated, truncated, info
+
+
 class DiesOnce(Audit):
     """The first worker that gets to the fourth step of any episode dies there; the file remembers."""
 

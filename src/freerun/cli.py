@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from freerun.config import TrainConfig
 from freerun.core import EnvFailure, UserError
 
 INTERRUPTED = 130
@@ -65,11 +64,13 @@ class _First:
     algo: str | None = None
     mode: str | None = None
     config: Path | None = None
+    preset: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
 
 
 def train(words: list[str]) -> int:
     """Train an agent on an environment."""
     from freerun import experiment
+    from freerun.presets import settings_of
 
     # Pre-emptible machines and `timeout` send SIGTERM: it ends a run as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -79,12 +80,13 @@ def train(words: list[str]) -> int:
         from freerun.persistence.run_folder import read_json
 
         options = read_json(first.config)
+    options.update(settings_of(first.preset))
     options.update({name: value for name in ("algo", "mode") if (value := getattr(first, name)) is not None})
     config_class = experiment.config_class(options)
     for word in rest:
         if word.startswith("--"):
             name = word[2:].partition("=")[0].removeprefix("no-").replace("-", "_")
-            experiment.check_name(name, [TrainConfig, *get_args(config_class)])
+            experiment.check_name(name, options)
     default: Any = experiment.make_config({"env": "", **options})
     if not default.env:
         default = dataclasses.replace(default, env=tyro.MISSING)
@@ -92,7 +94,8 @@ def train(words: list[str]) -> int:
         config_class,
         args=rest,
         prog="freerun train",
-        description="Train an agent. --config FILE starts from the config.json of another run; flags override it.",
+        description="Train an agent. --config FILE starts from the config.json of another run, --preset NAME from "
+        "settings that go together (`freerun list` names them); flags override both.",
         default=default,
     )
     result = experiment.run(config)
@@ -147,13 +150,14 @@ class _List:
 def list_names(words: list[str]) -> int:
     """Name what is there: environments, algorithms, modes."""
     tyro.cli(_List, args=words, prog="freerun list")
-    from freerun import envs, experiment
+    from freerun import envs, experiment, presets
 
     console = Console(markup=False)  # freerun[box2d] is no markup
     for title, names in (
         ("Environments", {**{name: about for name, (_, about) in envs.BUILT_IN.items()}, **envs.OTHERS}),
         ("Algorithms (--algo)", {name: entry.about for name, entry in experiment.ALGORITHMS.items()}),
         ("Modes (--mode)", {name: entry.about for name, entry in experiment.MODES.items()}),
+        ("Presets (--preset)", {name: preset.about for name, preset in presets.PRESETS.items()}),
     ):
         table = Table.grid(padding=(0, 2))
         for name, about in names.items():

@@ -20,6 +20,16 @@ DEFAULT_TOTAL_STEPS = 100_000
 class NoOptions:
     """For modes that have no settings of their own."""
 
+    @property
+    def num_workers(self) -> int | None:
+        """Workers, where the mode's own settings say how many."""
+        return None
+
+    @property
+    def unit_steps(self) -> int | None:
+        """Steps of one unit that is handed over, where the mode fixes it: a natural amount to learn from at a time."""
+        return None
+
     def check(self, demand: Demand) -> None:
         """They serve any demand."""
 
@@ -35,7 +45,8 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     mode: str = "freerun"
     """The way of collecting; `freerun list` names them."""
     num_workers: int | None = None
-    """Worker processes (one per core if not given; sequential has one worker, this process)."""
+    """Worker processes (one per core if not given; sequential has one worker, this process; continuous has
+    --num-collectors and batch has one)."""
     total_steps: int | None = None
     """End the run after so many environment steps (100,000 if neither limit is given)."""
     total_episodes: int | None = None
@@ -56,13 +67,26 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """Arguments for the environment, as names and values: --env-args mean_seconds 0.005 kind busy."""
     max_episode_steps: int | None = None
     """Truncate episodes here (for environments without a time limit of their own)."""
+    eval_every: int | None = None
+    """Try the policy every so many steps, with its most likely actions; the learner waits meanwhile (off if not
+    given)."""
+    eval_episodes: int = 5
+    """Episodes of such a trial."""
     run_dir: Path | None = None
     """Folder for config, metrics, summary and policy (a new one under runs/ if not given)."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["-q"])] = False
     """No live display, no log lines."""
 
     def __post_init__(self) -> None:
-        for name in ("num_workers", "total_steps", "total_episodes", "max_episode_steps", "learner_threads"):
+        for name in (
+            "num_workers",
+            "total_steps",
+            "total_episodes",
+            "max_episode_steps",
+            "learner_threads",
+            "eval_every",
+            "eval_episodes",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -137,6 +137,8 @@ class Segment:
     """The true successor; never the first observation of another episode."""
     version: NDArray[np.int64]
     episode: NDArray[np.int64]
+    """Its number; −1 − number where steps of the episode are missing before this one (a queue has dropped them, or
+    hands them over later), so that nobody takes its return and length for those of a whole one."""
     seconds: float
     """Wall time that the worker spent on it."""
 
@@ -163,6 +165,8 @@ class Demand:
 
     episodes: int = 0
     steps: int = 0
+    whole_episodes: bool = True
+    """Where False, parts of episodes will do: what is missing of them comes with later demands."""
 
     def __bool__(self) -> bool:
         return self.episodes > 0 or self.steps > 0
@@ -221,10 +225,22 @@ class Counts:
     episodes_in_flight: int = 0
     """Started and not handed to the learner: running, or waiting for the rest of their round."""
     episodes_cut: int = 0
-    """Handed over in part when their worker died: what had arrived was trained, the rest was never played."""
+    """Handed over in part: what had arrived was trained, the rest was dropped, or never played as the worker died."""
     episodes_rerun: int = 0
     episodes_dropped: int = 0
+    """Of which nothing was handed over: dropped, or begun and lost with their worker for good."""
+    episodes_settled: int = 0
+    """Of no episode below this number will anything more be handed over."""
     steps_dropped: int = 0
+    steps_dropped_by_worker: dict[int, int] = field(default_factory=dict)
+    steps_dropped_by_length: dict[int, int] = field(default_factory=dict)
+    """By the length of their episode, once it is known."""
+    drop_bias: float = 0.0
+    """How much longer the episodes of dropped steps are than those of the others, as a share; 0 means no harm."""
+    segments_rejected: int = 0
+    """For an observation or a reward that was not finite."""
+    queue_fill: float | None = None
+    """The share of the queue's room that is in use, where a mode has a queue."""
     steps_delivered: int = 0
     worker_restarts: int = 0
     busy_seconds: float = 0.0
@@ -265,6 +281,14 @@ class Algorithm(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+class Gauge(Protocol):
+    """Something measured beside the learning: it adds to the record of an update."""
+
+    def read(self, step: int) -> Metrics: ...
+
+    def close(self) -> None: ...
+
+
 class MetricSink(Protocol):
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -276,6 +300,7 @@ class CollectorSettings:
     """What every mode is built with."""
 
     num_workers: int
-    max_lag: int
+    max_lag: int | None
+    """None sets no limit: workers wait only where there is no room for what they would collect."""
     seed: int
     deterministic: bool = False

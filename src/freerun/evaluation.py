@@ -10,15 +10,13 @@ import gymnasium
 import numpy as np
 
 from freerun.algorithms.actor import MLPActor
-from freerun.collectors.rollout import Rollout, in_order
+from freerun.collectors.trials import TRIAL_SEED, Greedy, play
 from freerun.config import TrainConfig
-from freerun.core import Array, Decision, FloatArray, Policy, UserError
+from freerun.core import Policy, UserError
 from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
 from freerun.experiment import make_config
 from freerun.persistence.run_folder import RunFolder
 
-EVALUATION_SEED = 1_000_003
-"""Added to the run's seed, so that evaluation meets other episodes than training did."""
 FRAME_MILLISECONDS = 40
 
 
@@ -35,20 +33,6 @@ class Evaluation:
             f"median {np.median(returns):.2f}, max {returns.max():.2f}), "
             f"length {np.mean(self.lengths):.1f}, over {len(returns)} episodes"
         )
-
-
-class Greedy:
-    """A policy that takes the most likely action."""
-
-    def __init__(self, policy: Policy):
-        self._policy = policy
-        self.weights, self.head_size, self.arrays = policy.weights, policy.head_size, policy.arrays
-        self.describe, self.load, self.draw, self.log_prob = policy.describe, policy.load, policy.draw, policy.log_prob
-
-        self.single = policy.single
-
-    def act(self, obs: Array, noise: FloatArray | None) -> Decision:
-        return self._policy.act(obs, None)
 
 
 def load_policy(run_dir: str | Path, greedy: bool = True) -> Policy:
@@ -83,16 +67,16 @@ def evaluate(
     factory = _factory(config)
     camera = _Camera(factory, render) if render is not None else None
     lane = camera.lane if camera else factory.make_lane()
-    rollout = Rollout(Lanes([lane]), policy, EVALUATION_SEED + config.seed if seed is None else seed)
+    env = Lanes([lane])
     evaluation = Evaluation([], [], [])
     try:
-        for segment in rollout.episodes(in_order(range(num_episodes))):
+        for segment in play(env, policy, TRIAL_SEED + config.seed if seed is None else seed, num_episodes):
             evaluation.returns.append(float(segment.reward.sum()))
             evaluation.lengths.append(segment.num_steps)
             if camera is not None:
                 evaluation.pictures.append(camera.develop(len(evaluation.returns) - 1))
     finally:
-        rollout.close()
+        env.close()
     return evaluation
 
 

@@ -18,14 +18,28 @@ import gymnasium
 import typeguard
 from rich.console import Console
 
+from freerun.collectors.trials import Trials
 from freerun.config import DEFAULT_TOTAL_STEPS, NoOptions, TrainConfig
-from freerun.core import Algorithm, Collector, CollectorSettings, Counts, MetricSink, Policy, UserError, callable_name
+from freerun.core import (
+    Algorithm,
+    Collector,
+    CollectorSettings,
+    Counts,
+    Gauge,
+    MetricSink,
+    Policy,
+    UserError,
+    callable_name,
+)
 from freerun.envs.gymnasium import EnvName, GymnasiumFactory
 from freerun.persistence.run_folder import RunFolder
+from freerun.presets import settings_of
+from freerun.telemetry.budget import Budget
 from freerun.telemetry.jsonl import JsonLines
 from freerun.telemetry.ledger import Ledger
+from freerun.telemetry.machine import Machine
 from freerun.telemetry.terminal import LiveDisplay, LogLines
-from freerun.training import Budget, train
+from freerun.training import train
 from freerun.transport import processes
 
 
@@ -38,6 +52,10 @@ class Entry:
     config: str = "freerun.config:NoOptions"
     takes_turns: bool = False
     """Of a mode: it collects and learns in turns, so there is never any lag."""
+    never_waits: bool = False
+    """Of a mode: collectors go on whatever the learner does, so no limit to the lag can be kept."""
+    whole_episodes: bool = True
+    """Of a mode: it can hand over whole episodes, which is what --deterministic compares."""
 
     def load(self) -> Any:
         return _load(self.target)
@@ -51,6 +69,16 @@ ALGORITHMS = {
         "freerun.algorithms.ppo:PPO",
         "proximal policy optimisation; tolerates lag by the decoupled objective",
         config="freerun.algorithms.ppo:PPOConfig",
+    ),
+    "sac": Entry(
+        "freerun.algorithms.sac:SAC",
+        "soft actor-critic; off-policy, for actions in a Box",
+        config="freerun.algorithms.sac:SACConfig",
+    ),
+    "mbpo": Entry(
+        "freerun.algorithms.mbpo:MBPO",
+        "model-based policy optimisation: SAC on short rollouts of a learned model; needs the fewest real steps",
+        config="freerun.algorithms.mbpo:MBPOConfig",
     ),
 }
 MODES = {
@@ -77,7 +105,22 @@ MODES = {
         "persistent workers that write into shared memory and wait for nobody: the fastest on one machine",
         config="freerun.collectors.freerun:FreerunConfig",
     ),
+    "continuous": Entry(
+        "freerun.collectors.continuous:Continuous",
+        "collectors that never wait, and a queue that drops the oldest: real time (alias v1)",
+        config="freerun.collectors.continuous:ContinuousConfig",
+        never_waits=True,
+        whole_episodes=False,
+    ),
+    "batch": Entry(
+        "freerun.collectors.batch:Batch",
+        "one collector gathers the next batch of steps while the learner works on the last; drops nothing (alias v2)",
+        config="freerun.collectors.batch:BatchConfig",
+        whole_episodes=False,
+    ),
 }
+ALIASES = {"v1": "continuous", "v2": "batch"}
+"""Other names of modes; config.json records the real one."""
 PARTS = ("algorithm", "collector")
 """Settings of the algorithm and of the mode; users see one flat list of names."""
 # What workers need; none of it may import torch (a test looks).
@@ -119,10 +162,14 @@ def _choices(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
 
 def config_class(options: Mapping[str, Any]) -> Any:
     """The settings of a run with this algorithm and this mode."""
-    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    algorithm = lookup("algorithm", str(options.get("algo", defaults["algo"])), ALGORITHMS)
-    mode = lookup("mode", str(options.get("mode", defaults["mode"])), MODES)
+    algorithm = lookup("algorithm", str(options.get("algo", TrainConfig.algo)), ALGORITHMS)
+    mode = lookup("mode", _mode_name(options), MODES)
     return TrainConfig[algorithm.load_config(), mode.load_config()]  # type: ignore[misc]
+
+
+def _mode_name(options: Mapping[str, Any]) -> str:
+    name = str(options.get("mode", TrainConfig.mode))
+    return ALIASES.get(name, name)
 
 
 def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
@@ -132,13 +179,13 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
     names["run"] = {field.name for field in dataclasses.fields(TrainConfig)} - set(PARTS)
     for name in options:
         if not any(name in known for known in names.values()):
-            check_name(name, list(parts.values()))
+            check_name(name, options)
             raise UserError(f"unknown setting {name!r}: {_choices(name, sorted(set().union(*names.values())))}")
     if "env" not in options:
         raise UserError("no environment: name a Gymnasium id such as CartPole-v1, or your own as module:callable")
-    options = {**options}
-    if isinstance(options.get("hidden_sizes"), list):
-        options["hidden_sizes"] = tuple(options["hidden_sizes"])
+    options = {**options, "mode": _mode_name(options)}
+    # JSON has no tuples, and no setting is a list.
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     if isinstance(options.get("run_dir"), str):
         options["run_dir"] = Path(options["run_dir"])
     kinds = [get_type_hints(kind) for kind in (TrainConfig, *parts.values())]
@@ -147,14 +194,17 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
     return TrainConfig(**chosen.pop("run"), **{part: parts[part](**chosen[part]) for part in PARTS})
 
 
-def check_name(name: str, parts: Sequence[Any]) -> None:
-    """Refuse a setting that is not one of these parts', but of another algorithm or mode."""
-    if any(name in get_type_hints(part) for part in parts):
+def check_name(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse a setting that is not one of this run's, but of another algorithm or mode."""
+    algorithm, mode = get_args(config_class(options))
+    if any(name in get_type_hints(part) for part in (TrainConfig, algorithm, mode)):
         return
-    for what, registry in (("--algo", ALGORITHMS), ("--mode", MODES)):
+    own = ", ".join(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(mode))
+    advice = f"; --mode {_mode_name(options)} has {own or 'no settings of its own'}"
+    for what, registry, more in (("--algo", ALGORITHMS, ""), ("--mode", MODES, advice)):
         owners = [key for key, entry in registry.items() if name in get_type_hints(entry.load_config())]
         if owners:
-            raise UserError(f"unknown setting {name!r}: it belongs to {what} {' or '.join(owners)}")
+            raise UserError(f"unknown setting {name!r}: it belongs to {what} {' or '.join(owners)}{more}")
 
 
 def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -189,7 +239,12 @@ def run(config: TrainConfig[Any, Any]) -> Result:
     factory = GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
     algorithm = _make_algorithm(config, factory)
     config.collector.check(algorithm.demand())
-    settings = CollectorSettings(config.num_workers or 1, config.max_lag or 0, config.seed, config.deterministic)
+    prefers_td_error = getattr(config.collector, "queue_priority", None) == "td-error"
+    if prefers_td_error and not hasattr(algorithm, "importance"):
+        raise UserError(
+            "--queue-priority td-error needs an algorithm with a critic that learns off-policy: --algo sac or mbpo"
+        )
+    settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed, config.deterministic)
     processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
     budget = Budget(config.total_steps, config.total_episodes)
     outcome = "failed"
@@ -198,17 +253,20 @@ def run(config: TrainConfig[Any, Any]) -> Result:
         options = [] if isinstance(config.collector, NoOptions) else [config.collector]
         collector: Collector = mode.load()(factory, algorithm.policy, settings, *options)
         stack.callback(collector.close)
+        if prefers_td_error:
+            collector.prefer(algorithm.importance)  # type: ignore[attr-defined]
         startup_seconds = time.perf_counter() - started
         folder.create({**flat_config, "run_dir": None})
         ledger = Ledger(stack.enter_context(folder.ledger_path.open("w", buffering=1, encoding="utf-8")))
         sinks: list[MetricSink] = [JsonLines(folder.metrics_path)]
         if not config.quiet:
             sinks.append(_display(config, flat_config["env"], budget, collector))
-        for sink in sinks:
-            stack.callback(sink.close)
+        gauges = _gauges(config, factory, algorithm.policy)
+        for close in [part.close for part in sinks] + [part.close for part in gauges]:
+            stack.callback(close)
         started = time.perf_counter()
         try:
-            train(algorithm, collector, budget, ledger, sinks)
+            train(algorithm, collector, budget, ledger, sinks, gauges)
             outcome = "finished"
         except KeyboardInterrupt:
             outcome = "interrupted"
@@ -225,6 +283,14 @@ def run(config: TrainConfig[Any, Any]) -> Result:
     return Result(folder.path, summary, algorithm.policy)
 
 
+def _gauges(config: TrainConfig[Any, Any], factory: GymnasiumFactory, policy: Policy) -> list[Gauge]:
+    on_gpu = config.device.startswith("cuda")
+    gauges: list[Gauge] = [Machine(int(config.device.partition(":")[2] or 0) if on_gpu else None)]
+    if config.eval_every is not None:
+        gauges.append(Trials(factory.make(1), policy, config.seed, config.eval_every, config.eval_episodes))
+    return gauges
+
+
 def _figures(ledger: Ledger, counts: Counts, wall_seconds: float) -> dict[str, Any]:
     return {
         "env_steps": ledger.steps,
@@ -237,6 +303,10 @@ def _figures(ledger: Ledger, counts: Counts, wall_seconds: float) -> dict[str, A
         "lag_mean": ledger.lag_mean,
         "lag_max": ledger.lag_max,
         "dropped_steps": counts.steps_dropped,
+        "dropped_steps_by_worker": {str(worker): steps for worker, steps in counts.steps_dropped_by_worker.items()},
+        "dropped_steps_by_length": {str(length): steps for length, steps in counts.steps_dropped_by_length.items()},
+        "drop_bias": counts.drop_bias,
+        "segments_rejected": counts.segments_rejected,
         "worker_restarts": counts.worker_restarts,
         "ledger": ledger.summary(counts),
     }
@@ -248,24 +318,42 @@ def _complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     if config.total_steps is None and config.total_episodes is None:
         changes["total_steps"] = DEFAULT_TOTAL_STEPS
     if config.num_workers is None:
-        changes["num_workers"] = 1 if config.mode == "sequential" else os.cpu_count() or 1
-    if config.max_lag is None:
-        takes_turns = lookup("mode", config.mode, MODES).takes_turns
-        changes["max_lag"] = 0 if takes_turns or config.deterministic else config.algorithm.default_max_lag
+        one_per_core = 1 if config.mode == "sequential" else os.cpu_count() or 1
+        changes["num_workers"] = config.collector.num_workers or one_per_core
+    if config.device == "auto":
+        import torch
+
+        changes["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    mode = lookup("mode", config.mode, MODES)
+    takes_turns = mode.takes_turns or config.deterministic
+    if config.max_lag is None and not mode.never_waits:
+        changes["max_lag"] = 0 if takes_turns else config.algorithm.default_max_lag
+    changes["algorithm"] = _suited(config.algorithm, config.collector.unit_steps, takes_turns)
     return dataclasses.replace(config, **changes)
+
+
+def _suited(algorithm: Any, unit_steps: int | None, takes_turns: bool) -> Any:
+    """The algorithm's settings, with those that were left to the mode."""
+    changes: dict[str, Any] = {}
+    counts_episodes = getattr(algorithm, "episodes_per_update", None) is not None
+    if unit_steps is not None and algorithm.steps_per_update is None and not counts_episodes:
+        changes["steps_per_update"] = unit_steps
+    if getattr(algorithm, "stages", None) == "auto":
+        changes["stages"] = "in-turn" if takes_turns else "concurrent"
+    return dataclasses.replace(algorithm, **changes)
 
 
 def _make_algorithm(config: TrainConfig[Any, Any], factory: GymnasiumFactory) -> Algorithm:
     import torch  # here and not above: `freerun list` and the workers do without it
 
     device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from None
     torch.set_num_threads(config.learner_threads)
+    if device.startswith("cuda") and not config.deterministic:
+        torch.set_float32_matmul_precision("high")  # TF32: small networks need no more digits
     torch.use_deterministic_algorithms(config.deterministic)
     algorithm = lookup("algorithm", config.algo, ALGORITHMS).load()
     made: Algorithm = algorithm(factory.spec, config.algorithm, config.seed, device, config.deterministic)
@@ -289,6 +377,9 @@ def _display(config: TrainConfig[Any, Any], env: str, budget: Budget, collector:
 # ---------------------------------------------------------------------------------------------- the Python interface
 
 
-def train_from_python(env: str | Callable[..., gymnasium.Env[Any, Any]], **settings: Any) -> Result:
+def train_from_python(
+    env: str | Callable[..., gymnasium.Env[Any, Any]], *, preset: str | Sequence[str] = (), **settings: Any
+) -> Result:
     """Train an agent: `train("CartPole-v1", total_steps=50_000, mode="pipes")`. Settings are the flags' names."""
-    return run(make_config({"env": env, **settings}))
+    names = [preset] if isinstance(preset, str) else preset
+    return run(make_config({**settings_of(names), "env": env, **settings}))

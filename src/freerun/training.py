@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from freerun.core import Algorithm, Collector, Metrics, MetricSink
+from freerun.core import Algorithm, Collector, Gauge, Metrics, MetricSink
+from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
 from freerun.telemetry.shares import Shares
 
 
-@dataclass(frozen=True)
-class Budget:
-    """When a run is over: whichever limit comes first."""
-
-    total_steps: int | None
-    total_episodes: int | None
-
-    def progress(self, ledger: Ledger) -> float:
-        """From 0 to 1."""
-        steps = ledger.steps / self.total_steps if self.total_steps else 0.0
-        episodes = ledger.episodes / self.total_episodes if self.total_episodes else 0.0
-        return min(1.0, max(steps, episodes))
-
-
 def train(
-    algorithm: Algorithm, collector: Collector, budget: Budget, ledger: Ledger, sinks: Sequence[MetricSink]
+    algorithm: Algorithm,
+    collector: Collector,
+    budget: Budget,
+    ledger: Ledger,
+    sinks: Sequence[MetricSink],
+    gauges: Sequence[Gauge] = (),
 ) -> None:
     """Collect what the algorithm demands, account for it, observe; when the demand is empty: update, publish."""
     shares = Shares(collector.num_workers)
@@ -56,7 +47,9 @@ def train(
             "progress": budget.progress(ledger),
             **shares.rates(ledger.steps, ledger.episodes, counts.busy_seconds),
             **metrics,
+            **{name: value for gauge in gauges for name, value in gauge.read(ledger.steps).items()},
             "dropped_steps": counts.steps_dropped,
+            **({} if counts.queue_fill is None else {"queue_percent": 100 * counts.queue_fill}),
             "worker_restarts": counts.worker_restarts,
         }
         for sink in sinks:

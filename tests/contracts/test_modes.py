@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -20,9 +21,12 @@ from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.config import NoOptions
 from freerun.core import Collector, CollectorSettings, Demand, EnvFailure, Segment, UserError, episode_seed
 from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.telemetry.ledger import Ledger
 
-CASES = [(mode, workers) for mode in experiment.MODES for workers in ((1,) if mode == "sequential" else (1, 2, 8))]
+WHOLE = [name for name, mode in experiment.MODES.items() if mode.whole_episodes]
+CASES = [(mode, workers) for mode in WHOLE for workers in ((1,) if mode == "sequential" else (1, 2, 8))]
 LAGGING = [name for name, mode in experiment.MODES.items() if not mode.takes_turns]
+LAGGING_WHOLE = [mode for mode in LAGGING if mode in WHOLE]
 SETTINGS: dict[str, Any] = {
     "env": "CartPole-v1",
     "total_episodes": 60,
@@ -40,12 +44,26 @@ def workers_for(mode: str, num: int) -> int:
     return 1 if mode == "sequential" else num
 
 
+def mode_options(mode: str, num_workers: int) -> Any:
+    """The mode's own settings, with few environments where that is its to say."""
+    kind = experiment.MODES[mode].load_config()
+    few = {"num_collectors": num_workers, "num_envs": 2 * num_workers, "collector_kind": "process"}
+    few |= {"collection_batch_size": 16, "num_steps_per_env": 8}
+    return kind(**{field.name: few[field.name] for field in dataclasses.fields(kind) if field.name in few})
+
+
+def some(mode: str, num: int) -> Demand:
+    """Episodes, or steps where a mode hands over pieces of them."""
+    return Demand(episodes=num) if mode in WHOLE else Demand(steps=num)
+
+
 @contextmanager
 def collecting(mode: str, env: str, num_workers: int = 2, max_lag: int = 0, **env_args: Any) -> Iterator[Collector]:
     factory = GymnasiumFactory(env, env_args)
     policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
-    settings = CollectorSettings(workers_for(mode, num_workers), max_lag, seed=3)
-    options = experiment.MODES[mode].load_config()()
+    options = mode_options(mode, num_workers)
+    num_workers = options.num_workers or workers_for(mode, num_workers)
+    settings = CollectorSettings(num_workers, None if experiment.MODES[mode].never_waits else max_lag, seed=3)
     extra = [] if isinstance(options, NoOptions) else [options]
     collector: Collector = experiment.MODES[mode].load()(factory, policy, settings, *extra)
     try:
@@ -75,7 +93,7 @@ def test_deterministic_runs_end_at_the_weights_of_sequential(
         assert result.summary[name] == reference.summary[name], name
 
 
-@pytest.mark.parametrize("mode", experiment.MODES)
+@pytest.mark.parametrize("mode", WHOLE)
 def test_segments_are_whole_episodes_and_hold_no_foreign_row(mode: str) -> None:
     with collecting(mode, "toy_envs:Audit", num_workers=3) as collector:
         segments = collector.collect(Demand(episodes=13))
@@ -95,7 +113,30 @@ def test_segments_are_whole_episodes_and_hold_no_foreign_row(mode: str) -> None:
         assert (segment.episode == segment.episode[0]).all()
 
 
-@pytest.mark.parametrize("mode", [mode for mode in experiment.MODES if mode != "sequential"])
+@pytest.mark.parametrize("mode", experiment.MODES)
+def test_steps_are_those_of_their_episodes_and_the_books_hold_true_returns(mode: str) -> None:
+    """A step's reward is its number, so that the return of n steps is n (n + 1) / 2, and no other."""
+    ledger = Ledger()
+    with collecting(mode, "toy_envs:Audit", num_workers=3, short=7, long=40) as collector:
+        for _ in range(5):
+            segments: list[Segment] = []
+            while (missing := 200 - sum(segment.num_steps for segment in segments)) > 0:
+                segments += collector.collect(Demand(steps=missing))
+            ledger.account(segments)
+            ledger.trained()
+            ledger.check_balance(collector.counts())
+            for segment in segments:
+                inside = ~segment.ended[:-1]
+                np.testing.assert_array_equal(segment.next_obs[:-1][inside], segment.obs[1:][inside])
+                np.testing.assert_array_equal(segment.next_obs[..., 0], segment.obs[..., 0], err_msg="another episode")
+                np.testing.assert_allclose(segment.next_obs[..., 1] * 100, segment.reward, rtol=1e-5)
+    assert ledger.episodes > 10
+    by_length = {int(length) for length in ledger.summary(collector.counts())["episodes_by_length"]}
+    assert by_length <= {7, 40}
+    assert {total for total, _ in ledger._recent} <= {7 * 8 / 2, 40 * 41 / 2}
+
+
+@pytest.mark.parametrize("mode", [mode for mode in WHOLE if mode != "sequential"])
 def test_rounds_equal_those_of_sequential(mode: str) -> None:
     with collecting("sequential", "CartPole-v1") as collector:
         expected = [collector.collect(demand) for demand in (Demand(episodes=5), Demand(steps=200))]
@@ -111,9 +152,7 @@ def test_rounds_equal_those_of_sequential(mode: str) -> None:
             assert_same(one, other)
 
 
-@pytest.mark.parametrize(
-    ("mode", "max_lag"), [*((mode, 0) for mode in experiment.MODES), *((mode, 4) for mode in LAGGING)]
-)
+@pytest.mark.parametrize(("mode", "max_lag"), [*((mode, 0) for mode in WHOLE), *((mode, 4) for mode in LAGGING_WHOLE)])
 def test_long_episodes_are_trained_as_often_as_they_occur(mode: str, max_lag: int, run_dir: Path) -> None:
     """Half of the episodes take 20 steps and half 200: finishing first must not mean being trained more."""
     result = freerun.train(
@@ -141,7 +180,7 @@ def _num_long(num_episodes: int) -> int:
     return sum(bool(env.reset([episode_seed(0, number)])[0, 2] > 1) for number in range(num_episodes))
 
 
-@pytest.mark.parametrize("mode", LAGGING)
+@pytest.mark.parametrize("mode", LAGGING_WHOLE)
 def test_workers_go_on_while_the_learner_updates(mode: str) -> None:
     with collecting(mode, "toy_envs:Audit", num_workers=2, max_lag=2, short=5, long=5) as collector:
         first = collector.collect(Demand(episodes=4))
@@ -153,7 +192,7 @@ def test_workers_go_on_while_the_learner_updates(mode: str) -> None:
     assert [int(segment.episode[0, 0]) for segment in first + second] == list(range(8))
 
 
-@pytest.mark.parametrize("mode", experiment.MODES)
+@pytest.mark.parametrize("mode", WHOLE)
 def test_an_empty_demand_takes_what_has_arrived_and_does_not_wait(mode: str) -> None:
     max_lag = 1 if mode in LAGGING else 0
     with collecting(mode, "toy_envs:Audit", num_workers=2, max_lag=max_lag, short=5, long=5) as collector:
@@ -166,6 +205,18 @@ def test_an_empty_demand_takes_what_has_arrived_and_does_not_wait(mode: str) -> 
         assert [int(segment.episode[0, 0]) for segment in arrived] == [3, 4, 5][: 3 * max_lag]
 
 
+@pytest.mark.parametrize("mode", [mode for mode in experiment.MODES if mode not in WHOLE])
+def test_modes_that_hand_over_pieces_refuse_what_needs_whole_episodes(mode: str, run_dir: Path) -> None:
+    with collecting(mode, "toy_envs:Audit") as collector:
+        assert collector.collect(Demand()) == [] or experiment.MODES[mode].never_waits
+        with pytest.raises(UserError, match="choose --mode freerun or pipes"):
+            collector.collect(Demand(episodes=1))
+    with pytest.raises(UserError, match="choose --mode freerun or pipes"):
+        freerun.train("CartPole-v1", mode=mode, episodes_per_update=3, run_dir=run_dir)
+    with pytest.raises(UserError, match=r"--deterministic.* choose --mode freerun"):
+        freerun.train("CartPole-v1", mode=mode, deterministic=True, run_dir=run_dir)
+
+
 @pytest.mark.parametrize("mode", [name for name in experiment.MODES if name not in LAGGING])
 def test_modes_that_take_turns_refuse_lag(mode: str) -> None:
     with pytest.raises(UserError, match="--max-lag must be 0"), collecting(mode, "toy_envs:Audit", max_lag=1):
@@ -176,7 +227,7 @@ def test_modes_that_take_turns_refuse_lag(mode: str) -> None:
 def test_workers_do_without_torch(mode: str) -> None:
     assert "torch" in sys.modules
     with collecting(mode, "toy_envs:WhereAmI", num_workers=2) as collector:
-        segments = collector.collect(Demand(episodes=8))
+        segments = collector.collect(some(mode, 8))
     pids = {float(segment.obs[0, 0, 0]) for segment in segments}
     assert float(np.float32(psutil.Process().pid)) not in pids
     assert all((segment.obs[..., 1] == 0).all() for segment in segments)
@@ -187,14 +238,14 @@ def test_workers_do_without_torch(mode: str) -> None:
     ("how", "error", "message"),
     [
         ("raise", EnvFailure, r"after 3 steps of the episode with seed \d+[\s\S]*ZeroDivisionError: the simulator"),
-        ("nan-obs", UserError, r"observation that is not finite at step 4 of episode 0 \(seed \d+\)"),
-        ("nan-reward", UserError, r"reward that is not finite at step 3 of episode 0 \(seed \d+\)"),
+        ("nan-obs", UserError, r"observation that is not finite at step 4 of episode \d+ \(seed \d+\)"),
+        ("nan-reward", UserError, r"reward that is not finite at step 3 of episode \d+ \(seed \d+\)"),
         ("shape", UserError, r"shape \(7,\) at step 4, but its observation_space says \(3,\)"),
     ],
 )
 def test_failures_of_the_environment_reach_the_user(mode: str, how: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message), collecting(mode, "toy_envs:Broken", num_workers=1, how=how) as collector:
-        collector.collect(Demand(episodes=1))
+        collector.collect(some(mode, 1))
 
 
 @pytest.mark.parametrize("mode", LAGGING)
@@ -215,14 +266,14 @@ def workers() -> set[int]:
 def test_close_leaves_no_process(mode: str) -> None:
     before = workers()
     with collecting(mode, "toy_envs:Audit", num_workers=4, step_seconds=0.001) as collector:
-        collector.collect(Demand(episodes=2))
-        assert len(workers() - before) == (0 if mode == "sequential" else 4)
+        collector.collect(some(mode, 2))
+        assert len(workers() - before) == (0 if mode == "sequential" else collector.num_workers)
     assert not workers() - before
 
 
 @pytest.mark.parametrize("mode", LAGGING)
 def test_environments_in_workers_are_closed(mode: str, tmp_path: Path) -> None:
     with collecting(mode, "toy_envs:NotesItsEnd", num_workers=3, folder=str(tmp_path)) as collector:
-        collector.collect(Demand(episodes=3))
+        collector.collect(some(mode, 3))
     closed = {int(path.name) for path in tmp_path.iterdir()} - {os.getpid()}
-    assert len(closed) == 3
+    assert len(closed) == collector.num_workers

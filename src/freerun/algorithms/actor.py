@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
-from freerun.algorithms.heads import Categorical, Forward, Gaussian, Head, Single
+from freerun.algorithms.heads import Categorical, Forward, Gaussian, Head, Single, SquashedGaussian
 from freerun.core import Array, Decision, EnvSpec, FloatArray, UserError
 
 Activation = Literal["tanh", "relu"]
@@ -29,6 +29,18 @@ class ActorSpec:
     """Choices per discrete action; empty for a Gaussian."""
     gaussian_size: int
     normalize_obs: bool
+    low: tuple[float, ...] = ()
+    """The range of the actions of a squashed Gaussian; empty for one that is not."""
+    high: tuple[float, ...] = ()
+
+    @classmethod
+    def squashed(cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: Activation) -> ActorSpec:
+        """A Gaussian that keeps to the range of the actions, with a deviation that depends on the observation."""
+        space = env.action_space
+        if not isinstance(space, spaces.Box) or not space.is_bounded():
+            raise UserError(f"this algorithm needs actions in a bounded Box, not {space}: choose --algo ppo")
+        spec = cls.of(env, hidden_sizes, activation)
+        return replace(spec, low=tuple(space.low.ravel().tolist()), high=tuple(space.high.ravel().tolist()))
 
     @classmethod
     def of(
@@ -44,11 +56,21 @@ class ActorSpec:
         gaussian_size = 0 if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else int(np.prod(space.shape))
         return cls(obs_size, hidden_sizes, activation, categories, gaussian_size, normalize_obs)
 
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> ActorSpec:
+        """From JSON, which has no tuples."""
+        kept: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+        }
+        return cls(**kept)
+
     @property
     def output_size(self) -> int:
-        return sum(self.categories) or self.gaussian_size
+        return sum(self.categories) or self.gaussian_size * (2 if self.low else 1)
 
     def make_head(self, scalar_actions: bool) -> Head:
+        if self.low:
+            return SquashedGaussian(self.low, self.high)
         return Categorical(self.categories, scalar_actions) if self.categories else Gaussian(self.gaussian_size)
 
     def layout(self) -> dict[str, tuple[int, ...]]:
@@ -60,7 +82,7 @@ class ActorSpec:
         for layer, (num_in, num_out) in enumerate(itertools.pairwise(sizes)):
             arrays[f"{2 * layer}.weight"] = (num_out, num_in)
             arrays[f"{2 * layer}.bias"] = (num_out,)
-        if self.gaussian_size:
+        if self.gaussian_size and not self.low:
             arrays["log_std"] = (self.gaussian_size,)
         return arrays
 
@@ -89,9 +111,7 @@ class MLPActor:
         if fields.pop("kind", None) != "mlp":
             raise UserError(f"the policy is of a kind that this version of freerun does not know: {description}")
         scalar_actions = bool(fields.pop("scalar_actions"))
-        for name in ("hidden_sizes", "categories"):
-            fields[name] = tuple(fields[name])
-        actor = cls(ActorSpec(**fields), scalar_actions)
+        actor = cls(ActorSpec.read(fields), scalar_actions)
         shapes = {name: array.shape for name, array in arrays.items()}
         if shapes != actor.spec.layout():
             raise UserError(f"the policy's arrays {shapes} do not fit its description {actor.spec.layout()}")

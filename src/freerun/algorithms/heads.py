@@ -11,7 +11,10 @@ import numpy as np
 from freerun.core import Array, Decision, FloatArray
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+LOG_STD_LIMITS = (-10.0, 2.0)
+"""Of a squashed Gaussian, whose deviation depends on the observation (Haarnoja et al. 2018)."""
 SMALLEST_EXPONENTIAL = np.float32(1e-30)
+SQUASHED_EDGE = np.float32(1e-6)
 
 
 Forward = Callable[[Array, FloatArray], None]
@@ -117,4 +120,48 @@ class Gaussian:
     def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
         """The noise says it all: the action lies that many deviations from the mean."""
         log_prob: FloatArray = -0.5 * (head * head).sum(axis=1) - self._log_norm
+        return log_prob
+
+
+class SquashedGaussian:
+    """A Gaussian whose mean and deviation depend on the observation, squashed by tanh into the range of the actions.
+
+    Before anything is learned the mean is 0 and the deviation 1: actions spread almost evenly over their range, so
+    no first steps with random actions are needed.
+    """
+
+    def __init__(self, low: tuple[float, ...], high: tuple[float, ...]):
+        self.size = 2 * len(low)
+        self._low, self._high = np.array(low, np.float32), np.array(high, np.float32)
+        self._centre, self._reach = (self._high + self._low) / 2, (self._high - self._low) / 2
+        self._log_norm = np.float32(LOG_SQRT_2PI * len(low)) + np.log(self._reach).sum()
+
+    def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
+        return rng.standard_normal((num_steps, len(self._low)), np.float32)
+
+    def choose(self, output: FloatArray, noise: FloatArray | None) -> Decision:
+        """The head keeps the mean and the logarithm of the deviation, as the network gave them."""
+        mean, log_std = np.split(output, 2, axis=1)
+        chosen = mean if noise is None else mean + np.exp(np.clip(log_std, *LOG_STD_LIMITS)) * noise
+        return Decision(self._centre + self._reach * np.tanh(chosen), output)
+
+    def single(self, forward: Forward) -> Single:
+        num_actions = len(self._low)
+        lowest, highest = (np.float32(limit) for limit in LOG_STD_LIMITS)
+
+        def choose(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
+            forward(obs, head)
+            deviation = np.exp(np.minimum(np.maximum(head[num_actions:], lowest), highest))
+            return self._centre + self._reach * np.tanh(head[:num_actions] + deviation * noise)
+
+        return choose
+
+    def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
+        """Back through tanh; an action at the very edge of the range is taken for one just inside."""
+        mean, log_std = np.split(head, 2, axis=1)
+        log_std = np.clip(log_std, *LOG_STD_LIMITS)
+        squashed = np.clip((action - self._centre) / self._reach, -1 + SQUASHED_EDGE, 1 - SQUASHED_EDGE)
+        deviations = (np.arctanh(squashed) - mean) * np.exp(-log_std)
+        gaussian = -0.5 * (deviations * deviations).sum(axis=1) - log_std.sum(axis=1) - self._log_norm
+        log_prob: FloatArray = gaussian - np.log1p(-squashed * squashed).sum(axis=1)
         return log_prob

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from freerun.algorithms.actor import NORMALIZED_LIMIT, Activation, ActorSpec
-from freerun.algorithms.heads import LOG_SQRT_2PI
+from freerun.algorithms.heads import LOG_SQRT_2PI, LOG_STD_LIMITS
 from freerun.core import Policy
 
 
@@ -43,6 +43,34 @@ def share_one_buffer(module: nn.Module) -> nn.Parameter:
         parameter.grad = whole.grad[start:end].view_as(parameter)
         start = end
     return whole
+
+
+class StackedMLP(nn.Module):
+    """Networks of one shape computed together, one batched product per layer: [K, B, inputs] -> [K, B, outputs]."""
+
+    def __init__(self, num_nets: int, sizes: Sequence[int], activation: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self._activation = activation
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for num_in, num_out in itertools.pairwise(sizes):
+            limit = 1 / math.sqrt(num_in)
+            self.weights.append(torch.empty(num_nets, num_in, num_out).uniform_(-limit, limit))
+            self.biases.append(torch.zeros(num_nets, 1, num_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return stacked_forward(x, list(self.weights), list(self.biases), self._activation)
+
+
+def stacked_forward(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Callable[[Tensor], Tensor]
+) -> Tensor:
+    last = len(weights) - 1
+    for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        x = torch.baddbmm(bias, x, weight)
+        if layer < last:
+            x = activation(x)
+    return x
 
 
 class ActorCritic(nn.Module):
@@ -113,6 +141,16 @@ def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
     deviation = (action - mean) * (-log_std).exp()
     log_prob: Tensor = -0.5 * deviation.square().sum(dim=1) - (log_std.sum() + LOG_SQRT_2PI * len(log_std))
     return log_prob
+
+
+def squash(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions of a squashed Gaussian in [-1, 1], and their log-probabilities (Haarnoja et al. 2018, appendix C)."""
+    log_std = log_std.clamp(*LOG_STD_LIMITS)
+    chosen = mean + log_std.exp() * noise
+    # log(1 − tanh²(u)) without the loss of digits at large |u|.
+    log_slope = 2 * (math.log(2) - chosen - nn.functional.softplus(-2 * chosen))
+    log_prob = -0.5 * noise.square() - log_std - LOG_SQRT_2PI - log_slope
+    return chosen.tanh(), log_prob.sum(dim=-1)
 
 
 def gaussian_entropy(log_std: Tensor) -> Tensor:

@@ -78,6 +78,9 @@ class PPOConfig:
     """Hidden layers of the policy and of the value function."""
     activation: Activation = "tanh"
     """Nonlinearity between layers."""
+    initial_log_std: float = 0.0
+    """For actions in a Box: the logarithm of their deviation before anything is learned. At 0 most actions of an
+    environment with a range of ±1 are cut off at its ends, and -1 often learns more."""
     default_max_lag: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -112,6 +115,8 @@ class PPO:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._net = ActorCritic(spec, functools.partial(build, network, env) if network else None)
+            if spec.gaussian_size:
+                self._net.log_std.data.fill_(config.initial_log_std)
         if network is None:
             self.policy: Policy = MLPActor(spec, scalar_actions, batch_invariant=deterministic)
         else:

@@ -98,8 +98,7 @@ class TorchActor:
         """The reverse of `arrays` and `describe`; the network's own code must be there."""
         fields = {name: value for name, value in description.items() if name != "kind"}
         name, scalar_actions = fields.pop("network"), fields.pop("scalar_actions")
-        fields |= {field: tuple(fields[field]) for field in ("hidden_sizes", "categories")}
-        spec = ActorSpec(**fields)
+        spec = ActorSpec.read(fields)
         actor = cls(spec, build(name, env, spec.output_size), name, scalar_actions, batch_invariant=False)
         shapes = {name: array.shape for name, array in actor.arrays.items()}
         if {name: array.shape for name, array in arrays.items()} != shapes:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
-from typing import Any, TypeVar
+from typing import Any
 
-from freerun.collectors.rounds import Rounds
-from freerun.core import Counts, Demand, EnvFailure, FloatArray, Segment
+from freerun.collectors.exchange import Exchange, Store
+from freerun.core import EnvFailure, FloatArray, Segment, UserError
 from freerun.transport import processes
 from freerun.transport.channel import Hub
 from freerun.transport.weights import WeightsBoard
 
-Result = TypeVar("Result")
-
 SHORT_UNIT_SECONDS = 0.05
 UNITS_AHEAD = 4
 """Short units are dealt out ahead so that a worker need not wait for its next number; long ones one by one."""
-SWITCH_SECONDS = 0.0001
-"""How long the pump waits for the interpreter while the learner updates: several times for every unit, and a worker
-waits with it. Python's own 5 ms would add up."""
-MAX_DEATHS_IN_A_ROW = 3
 CLOSE_SECONDS = 1.0
 
 
@@ -47,44 +41,53 @@ class Peer:
     """Pieces of units that are longer than a slot."""
     returned: list[int] = field(default_factory=list)
     """Slots that were read, and that the worker does not know of yet."""
+    failure: Exception | None = None
+    """What it ended with, if it could still say so."""
 
 
-class Crew:
+@dataclass(frozen=True)
+class Rest:
+    """A worker that failed, before it is started again."""
+
+    until: float
+    index: int
+    owed: list[int]
+
+
+class Crew(Exchange):
     """What `pipes` and `freerun` have in common; they differ in what travels through the pipe.
 
     A unit is what is granted and handed over by number: an episode, which any worker may run, or a segment, which is
-    tied to its worker because it continues the last one.
+    tied to its worker because it continues the last one. A worker that dies is replaced; one whose environment raises
+    ends the run, unless the crew is `tolerant`: then it is replaced too.
     """
 
     def __init__(
         self,
         num_workers: int,
-        rounds: Rounds,
+        store: Store,
         board: WeightsBoard,
         lanes_per_worker: int = 1,
         tied_units: bool = False,
+        tolerant: bool = False,
     ):
-        self.num_workers = num_workers
-        self._rounds = rounds
+        super().__init__(num_workers, store, tolerant)
         self._board = board
         self._lanes_per_worker = lanes_per_worker
         self._tied_units = tied_units
         self._hub: Hub[Peer] = Hub()
         self._peers: list[Peer] = []
-        self._deaths_in_a_row = 0
-        self._changed = threading.Condition()  # guards the rounds and the failure
-        self._failure: Exception | None = None
+        self._resting: list[Rest] = []
         self._closing = False
         self._pump = threading.Thread(target=self._serve, name="freerun-crew", daemon=True)
-        self._switch_interval = sys.getswitchinterval()
 
     def _start(self) -> None:
-        sys.setswitchinterval(SWITCH_SECONDS)
+        super()._start()
         try:
             for index in range(self.num_workers):
                 self._start_worker(index)
             self._pump.start()
-            self._wait_for(lambda: all(peer.ready for peer in self._peers) or None)
+            self._wait_for(lambda: sum(peer.ready for peer in self._peers) == self.num_workers or None)
         except BaseException:
             self.close()
             raise
@@ -104,51 +107,27 @@ class Crew:
 
     # ------------------------------------------------------------------------------------------ the learner's thread
 
-    def counts(self) -> Counts:
-        with self._changed:
-            return self._rounds.counts()
-
     def publish(self, weights: FloatArray, version: int) -> None:
         self._board.publish(weights, version)
         with self._changed:
-            self._rounds.version = version
+            self._store.version = version
 
-    def collect(self, demand: Demand) -> list[Segment]:
-        with self._changed:
-            if not demand:
-                self._raise_failure()
-                return self._rounds.take_arrived()
-            self._rounds.open(demand)
+    def _room_was_made(self) -> None:
         self._hub.wake()
-        return self._wait_for(self._rounds.take)
-
-    def _wait_for(self, attempt: Callable[[], Result | None]) -> Result:
-        """Try after every change until there is a result."""
-        with self._changed:
-            while True:
-                self._raise_failure()
-                if (result := attempt()) is not None:
-                    return result
-                self._changed.wait()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     # ------------------------------------------------------------------------------------------ the pump thread
 
     def _serve(self) -> None:
         try:
             while not self._closing:
-                for peer in self._hub.ready():
+                for peer in self._hub.ready(self._seconds_to_rest()):
                     self._hear(peer)
+                self._start_rested()
                 with self._changed:
                     self._deal()
                     self._changed.notify_all()
         except Exception as failure:  # reaches the user through `collect`
-            with self._changed:
-                self._failure = failure
-                self._changed.notify_all()
+            self._end_with(failure)
 
     def _hear(self, peer: Peer) -> None:
         try:
@@ -157,14 +136,17 @@ class Crew:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             self._replace(peer)
             return
+        except (UserError, EnvFailure) as failure:
+            if not self._tolerant:
+                raise
+            peer.failure = failure  # it closes its environments now, and then its end of the pipe
+            return
         if finished is None:
             return
         unit, segment = finished
-        with self._changed:
-            self._rounds.finish(unit, segment)
-            peer.units.remove(unit)
-            peer.room = self._room(segment.seconds)
-            self._deaths_in_a_row = 0
+        self._finish(peer.index, unit, segment)
+        peer.units.remove(unit)
+        peer.room = self._room(segment.seconds)
 
     def _room(self, unit_seconds: float) -> int:
         """A unit that is tied to its worker may as well wait there, so that the worker need not wait for it."""
@@ -175,10 +157,10 @@ class Crew:
 
     def _deal(self) -> None:
         """Grant what may start, to those first who hold least: nobody hoards what another could be running."""
-        for num_held in range(max(peer.room for peer in self._peers)):
+        for num_held in range(max((peer.room for peer in self._peers), default=0)):
             for peer in self._peers:
                 if peer.ready and num_held == len(peer.units) < peer.room:
-                    unit = peer.owed.pop(0) if peer.owed else self._rounds.next()
+                    unit = peer.owed.pop(0) if peer.owed else self._store.next()
                     if unit is not None:
                         peer.units.append(unit)
                         # A worker that has died is heard of soon enough: its end-of-file is on its way to `_hear`.
@@ -189,21 +171,22 @@ class Crew:
         self._hub.remove(peer.connection)
         peer.connection.close()
         peer.process.join()
-        self._deaths_in_a_row += 1
-        if self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
-            raise EnvFailure(
-                f"{self._deaths_in_a_row} workers died in a row without finishing an episode; "
-                f"the last one ended with exit code {peer.process.exitcode}"
-            )
-        replacement = self._start_worker(peer.index)
+        failure = peer.failure or EnvFailure(f"worker {peer.index} died with exit code {peer.process.exitcode}")
+        rest_seconds = self._restart_after(peer.index, failure)
         with self._changed:
             self._peers.remove(peer)
-            self._rounds.book.worker_restarts += 1
-            if self._tied_units:
-                replacement.owed = peer.units + peer.owed
-            else:
-                for unit in peer.units:
-                    self._rounds.lost(unit)
+            for unit in [] if self._tied_units else peer.units:
+                self._store.lost(unit)
+        owed = peer.units + peer.owed if self._tied_units else []
+        self._resting.append(Rest(time.monotonic() + rest_seconds, peer.index, owed))
+
+    def _seconds_to_rest(self) -> float | None:
+        return max(0.0, min(rest.until for rest in self._resting) - time.monotonic()) if self._resting else None
+
+    def _start_rested(self) -> None:
+        for rest in [rest for rest in self._resting if rest.until <= time.monotonic()]:
+            self._resting.remove(rest)
+            self._start_worker(rest.index).owed = rest.owed
 
     def _start_worker(self, index: int) -> Peer:
         ours, theirs = processes.context().Pipe()
@@ -216,7 +199,7 @@ class Crew:
         return peer
 
     def close(self) -> None:
-        sys.setswitchinterval(self._switch_interval)
+        super().close()
         self._closing = True
         self._hub.wake()
         if self._pump.is_alive():

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import ctypes
 import os
 import pickle
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
 from freerun.collectors.crew import Crew, Peer
-from freerun.collectors.rollout import in_order
+from freerun.collectors.exchange import Store
+from freerun.collectors.rollout import in_order, noted
 from freerun.collectors.rounds import Rounds
+from freerun.collectors.segments import Parts, SegmentRounds
 from freerun.collectors.worker import Worker, WorkerSetup, reporting
-from freerun.core import CollectorSettings, Counts, Demand, EnvFactory, Policy, Segment, UserError
+from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, Segment, UserError
 from freerun.transport import processes
 from freerun.transport.slots import Slots, bytes_per_step, join
 from freerun.transport.weights import WeightsBoard
@@ -48,19 +50,43 @@ class FreerunConfig:
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
 
+    @property
+    def num_workers(self) -> int | None:
+        return None
+
+    @property
+    def unit_steps(self) -> int | None:
+        """Nothing that an update should be tied to: a round gathers the segments of several workers."""
+        return None
+
     def check(self, demand: Demand) -> None:
         """Whether an algorithm that demands this can be served."""
         if demand.episodes and self.segment_steps is not None:
             raise UserError("--episodes-per-update needs whole episodes: leave --segment-steps out")
 
 
+class SegmentStore(Store, Protocol):
+    """One for segments: `SegmentRounds`, or a `Stream`."""
+
+    parts: Parts
+
+
 class Freerun(Crew):
-    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: FreerunConfig):
+    """Given a store, for the modes that hand over segments in another order."""
+
+    def __init__(
+        self,
+        factory: EnvFactory,
+        policy: Policy,
+        settings: CollectorSettings,
+        config: FreerunConfig,
+        store: SegmentStore | None = None,
+        tolerant: bool = False,
+    ):
         context = processes.context()
         num_workers, num_envs = settings.num_workers, config.envs_per_worker
         self._config = config
         if config.segment_steps is None:
-            rounds = Rounds(settings.max_lag)
             slots_per_worker = min(1 + num_envs, MOST_SLOTS_PER_WORKER)
             slot_steps = min(1024, max(16, SLOT_BYTES // bytes_per_step(1, factory.spec)))
             self._slots = Slots(context, num_workers * slots_per_worker, slot_steps, 1, factory.spec)
@@ -69,34 +95,34 @@ class Freerun(Crew):
                 raise UserError(
                     "--deterministic compares whole episodes, which segments cut into pieces: leave --segment-steps out"
                 )
-            rounds = Rounds(settings.max_lag, unit_steps=config.segment_steps * num_envs)
+            store = store or SegmentRounds(num_workers, settings.max_lag, config.segment_steps * num_envs)
             slots_per_worker = 3
             self._slots = Slots(context, num_workers * slots_per_worker, config.segment_steps, num_envs, factory.spec)
         self._slots_per_worker = slots_per_worker
-        self._cut = CutEpisodes(num_workers)
+        self._parts = store.parts if store is not None else Parts(num_workers)
+        self._begun = context.RawArray("q", num_workers)  # the last episode that each worker has begun, heard of or not
         board = WeightsBoard(context, policy.weights.size)
         # An episode fills one of a worker's environments, a segment all of them.
-        in_segments = config.segment_steps is not None
-        super().__init__(num_workers, rounds, board, 1 if in_segments else num_envs, tied_units=in_segments)
+        in_segments = store is not None
+        super().__init__(
+            num_workers,
+            store or Rounds(settings.max_lag),
+            board,
+            1 if in_segments else num_envs,
+            tied_units=in_segments,
+            tolerant=tolerant,
+        )
         self._setup = WorkerSetup.pack(factory, policy, board, settings.seed, num_envs)
         self._start()
 
-    def counts(self) -> Counts:
-        counts = super().counts()
-        return counts if self._config.segment_steps is None else self._cut.correct(counts)
-
     def collect(self, demand: Demand) -> list[Segment]:
-        if self._config.segment_steps is None:
-            return super().collect(demand)
         self._config.check(demand)
-        segments = super().collect(demand)
-        self._cut.taken(segments)
-        return segments
+        return super().collect(demand)
 
     def _target(self, index: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
         slots = range(index * self._slots_per_worker, (index + 1) * self._slots_per_worker)
-        first_episode = self._cut.next_episode(index)
-        return _work, (self._setup, self._config, self._slots, list(slots), index, self.num_workers, first_episode)
+        self._begun[index] = self._parts.next_episode(index) - self.num_workers
+        return _work, (self._setup, self._config, self._slots, list(slots), index, self._begun)
 
     def _receive(self, peer: Peer, message: bytes) -> tuple[int, Segment] | None:
         if len(message) != ANNOUNCEMENT.size:
@@ -110,9 +136,7 @@ class Freerun(Crew):
         peer.parts.setdefault(part.unit, []).append(part.segment)
         if not part.is_last:
             return None
-        segment = join(peer.parts.pop(part.unit))
-        self._cut.heard(peer.index, segment)
-        return part.unit, segment
+        return part.unit, join(peer.parts.pop(part.unit))
 
     def _grant(self, peer: Peer, unit: int | None) -> None:
         """A unit and a slot in one message: waking up is what costs a worker most."""
@@ -128,46 +152,11 @@ class Freerun(Crew):
                         self._grant(peer, None)
 
     def _replace(self, peer: Peer) -> None:
-        if self._config.segment_steps is not None:
-            self._cut.died(peer.index)
+        with self._changed:
+            # An episode in which the environment fails may do so each time: go on after it. Without tolerance only
+            # deaths get here, and what nobody heard of is played again.
+            self._parts.end_worker(peer.index, self._begun[peer.index] if self._tolerant else None)
         super()._replace(peer)
-
-
-class CutEpisodes:
-    """The books of episodes that are handed over in pieces.
-
-    Worker w plays episodes w, w + W, w + 2W, …, each in whichever of its environments is free. A worker that replaces
-    a dead one goes on after the last episode that was heard of; those that were open stay cut where they were.
-    """
-
-    def __init__(self, num_workers: int):
-        self._num_workers = num_workers
-        self._heard = [index - num_workers for index in range(num_workers)]
-        self._taken = list(self._heard)
-        self._open = [0] * num_workers
-        self._cut = 0
-
-    def next_episode(self, worker: int) -> int:
-        return self._heard[worker] + self._num_workers
-
-    def heard(self, worker: int, segment: Segment) -> None:
-        self._heard[worker] = max(self._heard[worker], int(segment.episode.max()))
-        self._open[worker] = int((~segment.ended[-1]).sum())
-
-    def died(self, worker: int) -> None:
-        self._cut += self._open[worker]
-        self._open[worker] = 0
-
-    def taken(self, segments: list[Segment]) -> None:
-        for segment in segments:
-            last = int(segment.episode.max())
-            worker = last % self._num_workers
-            self._taken[worker] = max(self._taken[worker], last)
-
-    def correct(self, counts: Counts) -> Counts:
-        """An episode counts as started when a part of it is handed to the learner: then the ledger knows it."""
-        started = sum(last // self._num_workers + 1 for last in self._taken)
-        return replace(counts, episodes_started=started, episodes_in_flight=0, episodes_rerun=0, episodes_cut=self._cut)
 
 
 # ---------------------------------------------------------------------------------------------- in the workers
@@ -180,8 +169,7 @@ def _work(
     slots: Slots,
     free_slots: list[int],
     index: int,
-    num_workers: int,
-    first_episode: int,
+    begun: ctypes.Array[ctypes.c_longlong],
 ) -> None:
     with reporting(lambda failure: connection.send_bytes(pickle.dumps(failure))):
         if config.pin_workers:
@@ -194,9 +182,7 @@ def _work(
             for segment in worker.rollout.episodes(desk.next_unit):
                 desk.hand_over(int(segment.episode[0, 0]), segment)
         else:
-            segments = worker.rollout.segments(
-                config.segment_steps, in_order(itertools.count(first_episode, num_workers))
-            )
+            segments = worker.rollout.segments(config.segment_steps, in_order(noted(begun, index, len(begun))))
             while (unit := desk.next_unit(wait=True)) is not None:
                 desk.hand_over(unit, next(segments))
 

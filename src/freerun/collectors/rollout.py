@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 
 import numpy as np
 
@@ -19,6 +20,17 @@ def in_order(numbers: Iterable[int]) -> NextEpisode:
     """These episodes, one after another."""
     iterator = iter(numbers)
     return lambda wait: next(iterator, None)
+
+
+def noted(begun: MutableSequence[int] | ctypes.Array[ctypes.c_longlong], worker: int, stride: int) -> Iterator[int]:
+    """Every `stride`-th number after the one noted for a worker, each noted before it is played."""
+    while True:
+        begun[worker] += stride
+        yield begun[worker]
+
+
+class NotFinite(UserError):
+    """An observation or a reward: the segment that holds it is never handed over."""
 
 
 class Lane:
@@ -155,7 +167,7 @@ def check_finite(segment: Segment, run_seed: int) -> None:
             row, column = (int(index) for index in np.argwhere(~finite)[0])
             number = int(segment.episode[row, column])
             since = int(np.argmax(segment.episode[:, column] == number))
-            raise UserError(
+            raise NotFinite(
                 f"the environment returned a {name} that is not finite at step {row - since + step} of episode "
                 f"{number} (seed {episode_seed(run_seed, number)}): mend it, or look for the cause with "
                 "`freerun check-env`"

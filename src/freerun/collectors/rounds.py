@@ -10,6 +10,8 @@ from freerun.core import Counts, Demand, Segment
 
 FIRST_ROUND_EPISODES = 8
 """What a demand in steps starts with, before any episode's length is known."""
+ROUNDS_WITHOUT_LIMIT = 16
+"""Where the lag has no limit, the room for what waits for the learner still has: so many rounds."""
 RECENT_EPISODES = 32
 """Whose lengths say how many steps an episode that has just started will take."""
 
@@ -22,10 +24,11 @@ class Rounds:
     was started is trained, so none is lost.
     """
 
-    def __init__(self, max_lag: int, unit_steps: int | None = None):
+    def __init__(self, max_lag: int | None, unit_steps: int | None = None):
         self.book = Counts()
         self.version = 0
         self._max_lag = max_lag
+        self._rounds_ahead = ROUNDS_WITHOUT_LIMIT if max_lag is None else max_lag
         self._unit_steps = unit_steps
         self._first = 0  # the oldest episode that has not been taken
         self._end = 0  # the round is [first, end), or more (see `_round_end`)
@@ -51,11 +54,11 @@ class Rounds:
             num_units = math.ceil(demand.steps / self._unit_steps)
         elif demand.steps:
             num_units = self._episodes_for(demand.steps)
-            self._steps_ahead = demand.steps * self._max_lag
+            self._steps_ahead = demand.steps * self._rounds_ahead
         self._end = self._first + num_units
         self._limit = max(self._limit, self._end)
         if self._steps_ahead is None:
-            self._limit = max(self._limit, self._end + num_units * self._max_lag)
+            self._limit = max(self._limit, self._end + num_units * self._rounds_ahead)
 
     def _episodes_for(self, steps: int) -> int:
         """How many episodes to wait for now.
@@ -132,6 +135,8 @@ class Rounds:
 
     def _round_end(self) -> int:
         """Demand shrinks when episodes grow longer; an episode that would be too old next time is taken now."""
+        if self._max_lag is None:
+            return self._end
         due = [number for number, version in self._started.items() if version <= self.version - self._max_lag]
         return max(self._end, max(due, default=-1) + 1)
 

@@ -34,6 +34,12 @@ class WorkerSetup:
         return cls(cloudpickle.dumps((factory, policy)), board, run_seed, num_envs)
 
 
+def make_rollout(factory: EnvFactory, policy: Policy, run_seed: int, num_envs: int) -> Rollout | Solo:
+    if num_envs == 1:
+        return Solo(factory.make_lane(), factory.spec, policy, run_seed)
+    return Rollout(factory.make(num_envs), policy, run_seed)
+
+
 class Worker:
     """Environments and a policy that stay warm between episodes."""
 
@@ -42,11 +48,7 @@ class Worker:
         factory, policy = pickle.loads(setup.factory_and_policy)
         self._board = setup.board
         self._version = -1
-        self.rollout = (
-            Solo(factory.make_lane(), factory.spec, policy, setup.run_seed)
-            if setup.num_envs == 1
-            else Rollout(factory.make(setup.num_envs), policy, setup.run_seed)
-        )
+        self.rollout = make_rollout(factory, policy, setup.run_seed, setup.num_envs)
         Finalize(None, self.rollout.close, exitpriority=0)  # simulators may hold more than memory
 
     def refresh(self) -> None:

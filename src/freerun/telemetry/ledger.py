@@ -23,6 +23,7 @@ class Ledger:
         self.steps = 0
         self.episodes = 0
         self.episodes_trained = 0
+        self.broken = 0  # episodes that were handed over with steps missing
         self.lag_max = 0
         self._lag_sum = 0
         self._update_lags: Counter[int] = Counter()
@@ -33,7 +34,9 @@ class Ledger:
         self._steps_by_version: Counter[int] = Counter()
         self._episodes_by_length: Counter[int] = Counter()
         self._trained_beyond: set[int] = set()
-        self._trained_until = 0  # every episode below this was trained
+        self._trained_until = 0  # every episode below this was trained, or will never be
+        self._broken: set[int] = set()  # of which more may come
+        self._num_given_up = 0  # open ones of which no more will
 
     def account(self, segments: Sequence[Segment]) -> None:
         """Note what the collector has handed over."""
@@ -51,22 +54,35 @@ class Ledger:
             for column in range(segment.reward.shape[1]):
                 start = 0
                 for last in np.flatnonzero(ended[:, column]).tolist():
-                    number, total, length = self._extend(segment, column, start, last + 1, sums)
-                    self.episodes += 1
-                    self._recent.append((total, length))
-                    self._untrained.append((number, segment.version.item(last, column), length))
+                    self._extend(segment, column, start, last + 1, sums, has_ended=True)
                     start = last + 1
                 if start < num_steps:
-                    number, total, length = self._extend(segment, column, start, num_steps, sums)
-                    self._open[number] = (total, length)
+                    self._extend(segment, column, start, num_steps, sums, has_ended=False)
 
     def _extend(
-        self, segment: Segment, column: int, start: int, end: int, sums: NDArray[np.float64]
-    ) -> tuple[int, float, int]:
-        """The episode of these steps, with its return and length so far."""
+        self, segment: Segment, column: int, start: int, end: int, sums: NDArray[np.float64], has_ended: bool
+    ) -> None:
+        """Add these steps to their episode."""
         number = segment.episode.item(start, column)
+        if number < 0:
+            self._break(-1 - number)
+            return
         total, length = self._open.pop(number, (0.0, 0))
-        return number, total + sums.item(end, column) - sums.item(start, column), length + end - start
+        total += sums.item(end, column) - sums.item(start, column)
+        length += end - start
+        if has_ended:
+            self.episodes += 1
+            self._recent.append((total, length))
+            self._untrained.append((number, segment.version.item(end - 1, column), length))
+        else:
+            self._open[number] = (total, length)
+
+    def _break(self, number: int) -> None:
+        """Steps of the episode are missing: its return and length will never be known."""
+        if number not in self._broken:
+            self._broken.add(number)
+            self.broken += 1
+            self._open.pop(number, None)
 
     def lags(self) -> Metrics:
         """How old the steps of this update are: mean, maximum, and the share of each lag."""
@@ -96,12 +112,24 @@ class Ledger:
 
     def check_balance(self, counts: Counts) -> None:
         """started = trained + handed over + dropped + in flight, from two sets of books."""
-        accounted = self.episodes_trained + len(self._untrained) + len(self._open)
+        if not self._untrained:
+            self._forget(counts.episodes_settled)
+        accounted = self.episodes_trained + len(self._untrained) + len(self._open) + self._num_given_up + self.broken
         accounted += counts.episodes_dropped + counts.episodes_in_flight
         if counts.episodes_started != accounted:
             raise RuntimeError(
                 f"the ledger does not balance: {counts.episodes_started} started, {self.summary(counts)}"
             )
+
+    def _forget(self, settled: int) -> None:
+        """What will not be heard of again need only be counted: a mode that drops leaves many such behind."""
+        given_up = [number for number in self._open if number < settled]
+        self._num_given_up += len(given_up)
+        for number in given_up:
+            del self._open[number]
+        self._broken = {number for number in self._broken if number >= settled}
+        self._trained_beyond = {number for number in self._trained_beyond if number >= settled}
+        self._trained_until = max(self._trained_until, settled)
 
     @property
     def mean_return(self) -> float:
@@ -120,8 +148,11 @@ class Ledger:
         return {
             "started": counts.episodes_started,
             "trained": self.episodes_trained,
-            "handed_over_untrained": len(self._untrained) + len(self._open) - counts.episodes_cut,
+            "handed_over_untrained": (
+                len(self._untrained) + len(self._open) + self._num_given_up - counts.episodes_cut
+            ),
             "cut": counts.episodes_cut,
+            "broken": self.broken,
             "dropped": counts.episodes_dropped,
             "rerun": counts.episodes_rerun,
             "in_flight": counts.episodes_in_flight,

@@ -16,6 +16,23 @@ from freerun.core import Counts
 
 LOG_EVERY_SECONDS = 2.0
 BAR_WIDTH = 24
+OPTIONAL_FIGURES = (
+    {
+        "real_data": "real data",
+        "model_data": "model data",
+        "agent_updates": "agent updates",
+        "agent_updates_per_second": "agent updates/s",
+        "dynamics_updates": "dynamics updates",
+    },
+    {
+        "queue_percent": "queue %",
+        "buffer_percent": "buffer %",
+        "cpu_percent": "CPU %",
+        "gpu_percent": "GPU %",
+        "eval_return": "eval return",
+    },
+)
+"""Rows of the live display that only some algorithms, modes and machines have something to say in."""
 
 
 class _Budget(Protocol):
@@ -79,6 +96,9 @@ class LiveDisplay:
             _figure("dropped", f"{metrics['dropped_steps']:,.0f}"),
             _figure("restarts", f"{metrics['worker_restarts']:,.0f}"),
         )
+        for names in OPTIONAL_FIGURES:
+            if known := {name: label for name, label in names.items() if name in metrics}:
+                figures.add_row(*(_figure(label, f"{metrics[name]:,.0f}") for name, label in known.items()))
         waits = Table.grid(padding=(0, 1))
         busy, waiting_share = metrics["workers_busy_share"], metrics["learner_waiting_share"]
         waits.add_row("workers", _bar(busy), f"{busy:4.0%} busy, {1 - busy:.0%} waiting for the learner")
@@ -121,7 +141,16 @@ class LogLines:
             "workers_busy": f"{metrics['workers_busy_share']:.0%}",
             "learner_updating": f"{metrics['learner_updating_share']:.0%}",
         }
+        if "queue_percent" in metrics:
+            shown |= {"queue": f"{metrics['queue_percent']:.0f}%", "dropped": f"{metrics['dropped_steps']:.0f}"}
+        if "eval_return" in metrics:
+            shown["eval"] = f"{metrics['eval_return']:.2f}"
         self._print(f"{metrics['progress']:4.0%}  " + " ".join(f"{name}={value}" for name, value in shown.items()))
+        if "dynamics_updates" in metrics:
+            counts = {name: metrics[name] for name in ("real_data", "model_data", "agent_updates", "dynamics_updates")}
+            label = "AsyncMBPO" if metrics["concurrent_stages"] else "MBPO"
+            counted = " ".join(f"{name}={value:.0f}" for name, value in {"step": step, **counts}.items())
+            self._print(f"[{label}] {counted}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)

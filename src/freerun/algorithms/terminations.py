@@ -1,0 +1,66 @@
+"""When an episode ends, as a function of where a step led: what a learned model need not guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from freerun.core import UserError, import_callable
+
+Termination = Callable[[Tensor], Tensor]
+"""[N, observation] -> [N] of bool: whether the step that led there was the last."""
+
+
+def never(next_obs: Tensor) -> Tensor:
+    return torch.zeros(len(next_obs), dtype=torch.bool, device=next_obs.device)
+
+
+def inverted_pendulum(next_obs: Tensor) -> Tensor:
+    return ~(next_obs[:, 1].abs() <= 0.2)
+
+
+def hopper(next_obs: Tensor) -> Tensor:
+    height, angle, rest = next_obs[:, 0], next_obs[:, 1], next_obs[:, 1:]
+    return ~((height > 0.7) & (angle.abs() < 0.2) & (rest.abs() < 100).all(dim=1))
+
+
+def walker2d(next_obs: Tensor) -> Tensor:
+    height, angle = next_obs[:, 0], next_obs[:, 1]
+    return ~((height > 0.8) & (height < 2.0) & (angle.abs() < 1.0))
+
+
+def ant(next_obs: Tensor) -> Tensor:
+    height = next_obs[:, 0]
+    return ~((height >= 0.2) & (height <= 1.0) & next_obs.isfinite().all(dim=1))
+
+
+def humanoid(next_obs: Tensor) -> Tensor:
+    height = next_obs[:, 0]
+    return ~((height > 1.0) & (height < 2.0))
+
+
+# As Gymnasium's MuJoCo environments (v5) decide it; comparisons are written so that NaN ends an episode.
+KNOWN: dict[str, Termination] = {
+    "never": never,
+    "inverted-pendulum": inverted_pendulum,
+    "hopper": hopper,
+    "walker2d": walker2d,
+    "ant": ant,
+    "humanoid": humanoid,
+}
+LEARNED = "learned"
+
+
+def find(name: str) -> Termination | None:
+    """By name, or a user's own as module:callable; None is for the model to learn."""
+    if name == LEARNED:
+        return None
+    if name in KNOWN:
+        return KNOWN[name]
+    if ":" in name:
+        return import_callable(name, "termination")
+    raise UserError(
+        f"--termination {name!r} is not known: choose {LEARNED}, {', '.join(KNOWN)}, or your own as module:callable"
+    )
