@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import freerun
 from freerun.algorithms.mbpo import MBPO, MBPOConfig
 from freerun.core import EnvSpec, Segment, UserError
 
@@ -187,3 +190,18 @@ def test_an_error_in_a_stage_reaches_the_learner(monkeypatch: pytest.MonkeyPatch
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="--"):
         MBPOConfig(**settings)
+
+
+@pytest.mark.timeout(400)
+def test_it_balances_a_pole_within_5000_steps(tmp_path: Path) -> None:
+    result = freerun.train(
+        "InvertedPendulum-v5",
+        preset=["mbpo-inverted-pendulum", "mbpo-small"],
+        mode="sequential",
+        total_steps=4000,
+        eval_every=500,
+        quiet=True,
+        run_dir=tmp_path / "run",
+    )
+    lines = (result.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert max(json.loads(line).get("eval_return", 0) for line in lines) == 1000

@@ -30,6 +30,8 @@ FEWEST_UPDATES_PER_EPOCH = 20
 DIVERGED = 10.0
 """Times the error at the start of a training, on steps that were held out."""
 SMALLEST_DEVIATION = 1e-3
+SMALLEST_ERROR = 1e-6
+"""Of the variance of a target: to predict it better than this is no gain."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class Training:
 
     num_updates: int
     holdout_error: float
-    """Mean squared error of the elites on steps that were held out, in deviations of the targets."""
+    """Of the elites, on steps that were held out: see `_holdout_error`."""
     diverged: bool
 
 
@@ -304,10 +306,15 @@ class Dynamics:
 
     @torch.no_grad()
     def _holdout_error(self) -> Tensor:
-        """Mean squared error of each network."""
+        """Mean squared error of each network: the geometric mean over the targets.
+
+        The plain mean would speak of the one that is hardest to predict and stop training while the others still
+        gain: of five numbers of InvertedPendulum, the reward made up nine tenths of it.
+        """
         x, y, _ = torch.split(self._held_out, list(self._sizes), dim=1)
         mean, _, _ = self._nets(x.expand(len(self._nets.lowest), *x.shape))
-        error: Tensor = (mean - y).square().mean(dim=(1, 2))
+        errors = (mean - y).square().mean(dim=1).clamp(min=SMALLEST_ERROR)
+        error: Tensor = errors.log().mean(dim=1).exp()
         return error
 
     def metrics(self) -> Metrics:
