@@ -254,14 +254,17 @@ class Dynamics:
     def fit(self, max_updates: int) -> Training:
         """Train until no network gains any more; each ends with the weights that did best on the held-out steps."""
         self._best.load_state_dict(self._nets.state_dict())
-        start = best = self._holdout_error()
+        limit = DIVERGED * self._holdout_error()
+        # The first epoch counts in any case. Against the error of before it, a model that is good already would never
+        # gain one per cent from a few new steps, be set back every time, and never learn from them.
+        best = torch.full_like(limit, torch.inf)
         done = stale = 0
         while True:
             num_updates = min(self._updates_per_epoch, max_updates - done)
             self._learn(num_updates)
             done += num_updates
             error = self._holdout_error()
-            better = error < (1 - LEAST_GAIN) * best
+            better = (error < (1 - LEAST_GAIN) * best) & (error <= limit)
             best = torch.where(better, error, best)
             for kept, now in zip(self._best.parameters(), self._nets.parameters(), strict=True):
                 kept.data.copy_(torch.where(better[:, None, None], now.detach(), kept))
@@ -270,12 +273,13 @@ class Dynamics:
                 break
         self.num_updates += done
         # NaN compares as false, so what is not a number has diverged as well.
-        diverged = not bool((error <= DIVERGED * start.clamp(min=1.0)).all())
+        diverged = not bool((error <= limit).all())
         for now, kept in zip(self._nets.parameters(), self._best.parameters(), strict=True):
             now.data.copy_(kept)
         if diverged:
             self._optimizer = self._make_optimizer()  # its moments are as spoilt as the weights were
             self._learn.forget()
+            best = torch.where(best.isinf(), self._holdout_error(), best)
         self._elites = best.argsort()[: self._config.num_elites]
         return Training(done, float(best[self._elites].mean()), diverged)
 
