@@ -23,7 +23,8 @@ import tyro
 
 from freerun.core import Counts, Demand, FloatArray, Segment
 from freerun.envs.gymnasium import GymnasiumFactory
-from freerun.experiment import ALGORITHMS, make_config, run
+from freerun.experiment import run
+from freerun.registry import ALGORITHMS, make_config
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
 from freerun.training import train

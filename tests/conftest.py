@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from freerun import experiment
+from freerun import registry
 from freerun.transport import processes, slots
 
 # Before the first worker of the session starts, as `experiment.run` would.
 torch.set_num_threads(1)  # as in a run: threads that wait for each other are slow where cores are shared
 slots.POISON = True
-processes.preload([*experiment.WORKER_MODULES, "toy_envs"])
+processes.preload([*registry.WORKER_MODULES, "toy_envs"])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from freerun import experiment
+from freerun import registry
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,7 +18,7 @@ def test_layers_hold() -> None:
 
 
 def test_what_workers_import_holds_no_torch() -> None:
-    imports = "; ".join(f"import {name}" for name in experiment.WORKER_MODULES)
+    imports = "; ".join(f"import {name}" for name in registry.WORKER_MODULES)
     command = f"{imports}; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

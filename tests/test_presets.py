@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import freerun
-from freerun import experiment
+from freerun import registry
 from freerun.cli import main
 from freerun.core import UserError
 from freerun.presets import PRESETS, settings_of
@@ -17,8 +17,8 @@ from freerun.presets import PRESETS, settings_of
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_valid_configuration(name: str) -> None:
     settings = {"env": "Pendulum-v1", **settings_of([name])}
-    config = experiment.make_config(settings)
-    flat = experiment.flatten_config(config)
+    config = registry.make_config(settings)
+    flat = registry.flatten_config(config)
     for key, value in PRESETS[name].settings.items():
         assert flat[key] == value
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import freerun
-from freerun import experiment
+from freerun import registry
 from freerun.config import TrainConfig
 from freerun.core import UserError
 
@@ -36,14 +36,14 @@ def test_unknown_setting_is_refused() -> None:
         freerun.train("CartPole-v1", num_worker=3)
 
 
-@pytest.mark.parametrize("name", experiment.ALGORITHMS)
+@pytest.mark.parametrize("name", registry.ALGORITHMS)
 def test_settings_of_run_and_algorithm_share_no_name(name: str) -> None:
     """They share one flat namespace: flags, config.json, keyword arguments."""
-    of_algorithm = {field.name for field in dataclasses.fields(experiment.ALGORITHMS[name].load_config())}
+    of_algorithm = {field.name for field in dataclasses.fields(registry.ALGORITHMS[name].load_config())}
     of_run = {field.name for field in dataclasses.fields(TrainConfig)}
     assert not of_algorithm & of_run
 
 
 def test_config_survives_its_own_file() -> None:
-    config = experiment.make_config({"env": "CartPole-v1", "hidden_sizes": (8, 8), "run_dir": "x", "max_lag": 2})
-    assert experiment.make_config(experiment.flatten_config(config)) == config
+    config = registry.make_config({"env": "CartPole-v1", "hidden_sizes": (8, 8), "run_dir": "x", "max_lag": 2})
+    assert registry.make_config(registry.flatten_config(config)) == config

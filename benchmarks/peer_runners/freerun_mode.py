@@ -11,7 +11,7 @@ import measuring
 import torch
 from workloads import WORKLOADS, Workload
 
-from freerun import experiment
+from freerun import registry
 from freerun.algorithms.ppo import PPO, PPOConfig
 from freerun.collectors.freerun import Freerun, FreerunConfig
 from freerun.core import CollectorSettings
@@ -49,7 +49,7 @@ def collecting(workload: Workload) -> Iterator[measuring.Advance]:
     name = next(name for name, known in WORKLOADS.items() if known == workload)
     chosen = settings(name)
     torch.set_num_threads(1)
-    processes.preload([*experiment.WORKER_MODULES, "freerun.envs.straggler"])
+    processes.preload([*registry.WORKER_MODULES, "freerun.envs.straggler"])
     factory = GymnasiumFactory(workload.env_id)
     algorithm = PPO(factory.spec, chosen.learning, seed=0, device="cpu", deterministic=False)
     ledger = Ledger()

@@ -69,7 +69,7 @@ class _First:
 
 def train(words: list[str]) -> int:
     """Train an agent on an environment."""
-    from freerun import experiment
+    from freerun import experiment, registry
     from freerun.presets import settings_of
 
     # Pre-emptible machines and `timeout` send SIGTERM: it ends a run as Ctrl-C does.
@@ -82,12 +82,12 @@ def train(words: list[str]) -> int:
         options = read_json(first.config)
     options.update(settings_of(first.preset))
     options.update({name: value for name in ("algo", "mode") if (value := getattr(first, name)) is not None})
-    config_class = experiment.config_class(options)
+    config_class = registry.config_class(options)
     for word in rest:
         if word.startswith("--"):
             name = word[2:].partition("=")[0].removeprefix("no-").replace("-", "_")
-            experiment.check_name(name, options)
-    default: Any = experiment.make_config({"env": "", **options})
+            registry.check_name(name, options)
+    default: Any = registry.make_config({"env": "", **options})
     if not default.env:
         default = dataclasses.replace(default, env=tyro.MISSING)
     config = tyro.cli(
@@ -98,6 +98,8 @@ def train(words: list[str]) -> int:
         "settings that go together (`freerun list` names them); flags override both.",
         default=default,
     )
+    if len(config.cyber.orders()) > 1:
+        return _train_workflows(config)
     result = experiment.run(config)
     summary = result.summary
     print(
@@ -108,6 +110,17 @@ def train(words: list[str]) -> int:
         f"Run folder: {result.run_dir}  (freerun eval {result.run_dir})"
     )
     return INTERRUPTED if summary["outcome"] == "interrupted" else 0
+
+
+def _train_workflows(config: Any) -> int:
+    from freerun.series import run_workflows
+
+    results = run_workflows(config)
+    if not results:
+        print("All workflows were trained before.")
+        return 0
+    print(f"Run folders: {results[0].run_dir.parent}")
+    return INTERRUPTED if results[-1].summary["outcome"] == "interrupted" else 0
 
 
 # ---------------------------------------------------------------------------------------------- eval
@@ -150,13 +163,13 @@ class _List:
 def list_names(words: list[str]) -> int:
     """Name what is there: environments, algorithms, modes."""
     tyro.cli(_List, args=words, prog="freerun list")
-    from freerun import envs, experiment, presets
+    from freerun import envs, presets, registry
 
     console = Console(markup=False)  # freerun[box2d] is no markup
     for title, names in (
         ("Environments", {**{name: about for name, (_, about) in envs.BUILT_IN.items()}, **envs.OTHERS}),
-        ("Algorithms (--algo)", {name: entry.about for name, entry in experiment.ALGORITHMS.items()}),
-        ("Modes (--mode)", {name: entry.about for name, entry in experiment.MODES.items()}),
+        ("Algorithms (--algo)", {name: entry.about for name, entry in registry.ALGORITHMS.items()}),
+        ("Modes (--mode)", {name: entry.about for name, entry in registry.MODES.items()}),
         ("Presets (--preset)", {name: preset.about for name, preset in presets.PRESETS.items()}),
     ):
         table = Table.grid(padding=(0, 2))

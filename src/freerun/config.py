@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import tyro
 
@@ -13,6 +13,7 @@ from freerun.core import Demand, UserError
 AlgorithmConfig = TypeVar("AlgorithmConfig")
 ModeConfig = TypeVar("ModeConfig")
 EnvArg = bool | int | float | str
+RedAgent = Literal["B_lineAgent", "RedMeanderAgent", "SleepAgent"]
 DEFAULT_TOTAL_STEPS = 100_000
 
 
@@ -35,11 +36,52 @@ class NoOptions:
 
 
 @dataclass(frozen=True)
+class CyberConfig:
+    """Cyber-defence environments: freerun/NetworkDefence-v0 and cyborg/CAGE2-v0."""
+
+    red_agent: RedAgent | None = None
+    """Who attacks (B_lineAgent if not given)."""
+    episode_steps: int | None = None
+    """Steps of an episode (100 if not given)."""
+    cyborg_path: Path | None = None
+    """For cyborg/CAGE2-v0: the folder that holds the CybORG package (if not given: an installed one)."""
+    workflow: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Whom to mend first, as defender,enterprise,op_server,op_host,user in any order. Several (the flag may be given
+    again) are trained one after another by the same workers."""
+    workflows: Path | None = None
+    """A file with a workflow in every line."""
+    compliance_weight: float | None = None
+    """What keeping to the workflow is worth beside the environment's reward (10 if not given)."""
+
+    def __post_init__(self) -> None:
+        if self.episode_steps is not None and self.episode_steps < 1:
+            raise UserError(f"--episode-steps must be at least 1, not {self.episode_steps}")
+        if self.workflow and self.workflows is not None:
+            raise UserError("give --workflow or --workflows, not both")
+        if self.compliance_weight is not None and not (self.workflow or self.workflows):
+            raise UserError("--compliance-weight needs a --workflow to comply with")
+
+    def orders(self) -> tuple[str, ...]:
+        """The workflows to train."""
+        if self.workflows is None:
+            return self.workflow
+        try:
+            lines = self.workflows.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read --workflows {self.workflows}: {error}") from None
+        found = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+        if not found:
+            raise UserError(f"--workflows {self.workflows} names none: write one in every line")
+        return found
+
+
+@dataclass(frozen=True)
 class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]]
     """A Gymnasium id (CartPole-v1, freerun/Straggler-v0, …) or your own as module:callable."""
     algorithm: tyro.conf.OmitArgPrefixes[AlgorithmConfig]
     collector: tyro.conf.OmitArgPrefixes[ModeConfig]
+    cyber: tyro.conf.OmitArgPrefixes[CyberConfig] = field(default_factory=CyberConfig)
     algo: str = "ppo"
     """The learning algorithm; `freerun list` names them."""
     mode: str = "freerun"
@@ -74,6 +116,9 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """Episodes of such a trial."""
     run_dir: Path | None = None
     """Folder for config, metrics, summary and policy (a new one under runs/ if not given)."""
+    display: Literal["auto", "live", "lines", "classic"] = "auto"
+    """What is shown while a run goes on: a live display, log lines, or the lines of the original system (auto: live in
+    a terminal, else lines)."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["-q"])] = False
     """No live display, no log lines."""
 

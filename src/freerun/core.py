@@ -109,14 +109,27 @@ class EnvFactory(Protocol):
         ...
 
 
+SERIES_BITS = 40
+"""Episodes of the k-th training over one pool of workers are numbered from k · 2^40 on: so the workers need not be told
+that another training has begun."""
+SERIES_SEED_BITS = 32
+"""And their environments are reset with seeds whose bits from here on are k: that is how they know which one it is."""
+
+
 def episode_seed(run_seed: int, episode: int) -> int:
     """The seed that the environment of an episode is reset with (decision 5: randomness belongs to the episode)."""
-    return int(np.random.SeedSequence((run_seed, episode)).generate_state(1)[0] >> 1)
+    seed = int(np.random.SeedSequence((run_seed, _in_series(episode))).generate_state(1)[0] >> 1)
+    return episode >> SERIES_BITS << SERIES_SEED_BITS | seed
 
 
 def episode_rng(run_seed: int, episode: int) -> np.random.Generator:
     """The generator that samples an episode's actions."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((run_seed, episode, 1))))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((run_seed, _in_series(episode), 1))))
+
+
+def _in_series(episode: int) -> int:
+    """Its number in its own training, which thus meets the same episodes as if it were the only one."""
+    return episode & (1 << SERIES_BITS) - 1
 
 
 # ---------------------------------------------------------------------------------------------- data
@@ -226,6 +239,8 @@ class Counts:
     """Started and not handed to the learner: running, or waiting for the rest of their round."""
     episodes_cut: int = 0
     """Handed over in part: what had arrived was trained, the rest was dropped, or never played as the worker died."""
+    episodes_delivered: int = 0
+    """Whole ones that have arrived, whether or not the learner has taken them."""
     episodes_rerun: int = 0
     episodes_dropped: int = 0
     """Of which nothing was handed over: dropped, or begun and lost with their worker for good."""
@@ -261,6 +276,14 @@ class Collector(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Renewable(Collector, Protocol):
+    """A mode whose workers can go on from one training to the next: those that hand over whole episodes."""
+
+    def renew(self, series: int) -> None:
+        """Begin another training: its episodes are numbered from series · 2^40 on."""
+        ...
 
 
 class Algorithm(Protocol):

@@ -11,11 +11,11 @@ import numpy as np
 
 from freerun.algorithms.actor import MLPActor
 from freerun.collectors.trials import TRIAL_SEED, Greedy, play
-from freerun.config import TrainConfig
 from freerun.core import Policy, UserError
 from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
-from freerun.experiment import make_config
+from freerun.experiment import make_factory
 from freerun.persistence.run_folder import RunFolder
+from freerun.registry import make_config
 
 FRAME_MILLISECONDS = 40
 
@@ -43,14 +43,10 @@ def load_policy(run_dir: str | Path, greedy: bool = True) -> Policy:
     if description.get("kind") == "torch":
         from freerun.algorithms.torch_actor import TorchActor
 
-        policy = TorchActor.restore(arrays, description, _factory(make_config(folder.read_config())).spec)
+        policy = TorchActor.restore(arrays, description, make_factory(make_config(folder.read_config())).spec)
     else:
         policy = MLPActor.restore(arrays, description)
     return Greedy(policy) if greedy else policy
-
-
-def _factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
-    return GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
 
 
 def evaluate(
@@ -64,7 +60,7 @@ def evaluate(
         raise UserError(f"--episodes must be at least 1, not {num_episodes}")
     config = make_config(RunFolder.open(Path(run_dir)).read_config())
     policy = load_policy(run_dir, greedy)
-    factory = _factory(config)
+    factory = make_factory(config)
     camera = _Camera(factory, render) if render is not None else None
     lane = camera.lane if camera else factory.make_lane()
     env = Lanes([lane])

@@ -1,26 +1,24 @@
-"""The composition root: the only module that knows every name."""
+"""The composition root: puts the parts of a run together, and keeps what comes of it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
-import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import gymnasium
-import typeguard
 from rich.console import Console
 
 from freerun.collectors.trials import Trials
 from freerun.config import DEFAULT_TOTAL_STEPS, NoOptions, TrainConfig
 from freerun.core import (
+    SERIES_BITS,
     Algorithm,
     Collector,
     CollectorSettings,
@@ -28,108 +26,23 @@ from freerun.core import (
     Gauge,
     MetricSink,
     Policy,
+    Renewable,
     UserError,
-    callable_name,
 )
+from freerun.envs import CYBER_ENVS
 from freerun.envs.gymnasium import EnvName, GymnasiumFactory
+from freerun.envs.workflow import DEFAULT_COMPLIANCE_WEIGHT, SEPARATOR, WorkflowEnv
 from freerun.persistence.run_folder import RunFolder
 from freerun.presets import settings_of
+from freerun.registry import ALGORITHMS, MODES, WORKER_MODULES, flatten_config, lookup, make_config
 from freerun.telemetry.budget import Budget
+from freerun.telemetry.classic import ClassicLines
 from freerun.telemetry.jsonl import JsonLines
 from freerun.telemetry.ledger import Ledger
 from freerun.telemetry.machine import Machine
 from freerun.telemetry.terminal import LiveDisplay, LogLines
 from freerun.training import train
 from freerun.transport import processes
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A name that users type: what it stands for, and one line about it."""
-
-    target: str
-    about: str
-    config: str = "freerun.config:NoOptions"
-    takes_turns: bool = False
-    """Of a mode: it collects and learns in turns, so there is never any lag."""
-    never_waits: bool = False
-    """Of a mode: collectors go on whatever the learner does, so no limit to the lag can be kept."""
-    whole_episodes: bool = True
-    """Of a mode: it can hand over whole episodes, which is what --deterministic compares."""
-
-    def load(self) -> Any:
-        return _load(self.target)
-
-    def load_config(self) -> Any:
-        return _load(self.config)
-
-
-ALGORITHMS = {
-    "ppo": Entry(
-        "freerun.algorithms.ppo:PPO",
-        "proximal policy optimisation; tolerates lag by the decoupled objective",
-        config="freerun.algorithms.ppo:PPOConfig",
-    ),
-    "sac": Entry(
-        "freerun.algorithms.sac:SAC",
-        "soft actor-critic; off-policy, for actions in a Box",
-        config="freerun.algorithms.sac:SACConfig",
-    ),
-    "mbpo": Entry(
-        "freerun.algorithms.mbpo:MBPO",
-        "model-based policy optimisation: SAC on short rollouts of a learned model; needs the fewest real steps",
-        config="freerun.algorithms.mbpo:MBPOConfig",
-    ),
-}
-MODES = {
-    "sequential": Entry(
-        "freerun.collectors.sequential:Sequential",
-        "one environment in this process: the baseline, and the reference for correctness",
-        takes_turns=True,
-    ),
-    "sync": Entry(
-        "freerun.collectors.sync:Sync",
-        "a process per environment, all stepped together: waits for the slowest at every step",
-        takes_turns=True,
-    ),
-    "pipes": Entry(
-        "freerun.collectors.pipes:Pipes",
-        "persistent workers, a pipe each: whole episodes, handed over as each finishes",
-    ),
-    "executor": Entry(
-        "freerun.collectors.executor:Executor",
-        "a ProcessPoolExecutor kept warm: whole episodes, handed over as each finishes",
-    ),
-    "freerun": Entry(
-        "freerun.collectors.freerun:Freerun",
-        "persistent workers that write into shared memory and wait for nobody: the fastest on one machine",
-        config="freerun.collectors.freerun:FreerunConfig",
-    ),
-    "continuous": Entry(
-        "freerun.collectors.continuous:Continuous",
-        "collectors that never wait, and a queue that drops the oldest: real time (alias v1)",
-        config="freerun.collectors.continuous:ContinuousConfig",
-        never_waits=True,
-        whole_episodes=False,
-    ),
-    "batch": Entry(
-        "freerun.collectors.batch:Batch",
-        "one collector gathers the next batch of steps while the learner works on the last; drops nothing (alias v2)",
-        config="freerun.collectors.batch:BatchConfig",
-        whole_episodes=False,
-    ),
-}
-ALIASES = {"v1": "continuous", "v2": "batch"}
-"""Other names of modes; config.json records the real one."""
-PARTS = ("algorithm", "collector")
-"""Settings of the algorithm and of the mode; users see one flat list of names."""
-# What workers need; none of it may import torch (a test looks).
-WORKER_MODULES = (
-    "freerun.collectors.freerun",
-    "freerun.collectors.pipes",
-    "freerun.envs.gymnasium",
-    "freerun.algorithms.actor",
-)
 
 
 @dataclass(frozen=True)
@@ -141,127 +54,61 @@ class Result:
     policy: Policy
 
 
-def _load(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def lookup(kind: str, name: str, registry: Mapping[str, Entry]) -> Entry:
-    if name not in registry:
-        raise UserError(f"there is no {kind} {name!r}: {_choices(name, registry)}")
-    return registry[name]
-
-
-def _choices(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
-
-
-# ---------------------------------------------------------------------------------------------- configuration
-
-
-def config_class(options: Mapping[str, Any]) -> Any:
-    """The settings of a run with this algorithm and this mode."""
-    algorithm = lookup("algorithm", str(options.get("algo", TrainConfig.algo)), ALGORITHMS)
-    mode = lookup("mode", _mode_name(options), MODES)
-    return TrainConfig[algorithm.load_config(), mode.load_config()]  # type: ignore[misc]
-
-
-def _mode_name(options: Mapping[str, Any]) -> str:
-    name = str(options.get("mode", TrainConfig.mode))
-    return ALIASES.get(name, name)
-
-
-def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
-    """A config from flat names: those of config.json, of `freerun.train()` and of the flags."""
-    parts = dict(zip(PARTS, get_args(config_class(options)), strict=True))
-    names = {part: {field.name for field in dataclasses.fields(kind)} for part, kind in parts.items()}
-    names["run"] = {field.name for field in dataclasses.fields(TrainConfig)} - set(PARTS)
-    for name in options:
-        if not any(name in known for known in names.values()):
-            check_name(name, options)
-            raise UserError(f"unknown setting {name!r}: {_choices(name, sorted(set().union(*names.values())))}")
-    if "env" not in options:
-        raise UserError("no environment: name a Gymnasium id such as CartPole-v1, or your own as module:callable")
-    options = {**options, "mode": _mode_name(options)}
-    # JSON has no tuples, and no setting is a list.
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    if isinstance(options.get("run_dir"), str):
-        options["run_dir"] = Path(options["run_dir"])
-    kinds = [get_type_hints(kind) for kind in (TrainConfig, *parts.values())]
-    _check_kinds(options, {name: kind for hints in kinds for name, kind in hints.items()})
-    chosen = {part: {name: options[name] for name in options if name in known} for part, known in names.items()}
-    return TrainConfig(**chosen.pop("run"), **{part: parts[part](**chosen[part]) for part in PARTS})
-
-
-def check_name(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse a setting that is not one of this run's, but of another algorithm or mode."""
-    algorithm, mode = get_args(config_class(options))
-    if any(name in get_type_hints(part) for part in (TrainConfig, algorithm, mode)):
-        return
-    own = ", ".join(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(mode))
-    advice = f"; --mode {_mode_name(options)} has {own or 'no settings of its own'}"
-    for what, registry, more in (("--algo", ALGORITHMS, ""), ("--mode", MODES, advice)):
-        owners = [key for key, entry in registry.items() if name in get_type_hints(entry.load_config())]
-        if owners:
-            raise UserError(f"unknown setting {name!r}: it belongs to {what} {' or '.join(owners)}{more}")
-
-
-def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """What comes from a file or from Python has not been through the flags' parser."""
-    for name, value in options.items():
-        try:
-            if not (name in ("env", "network") and callable(value)):
-                typeguard.check_type(value, kinds[name])
-        except typeguard.TypeCheckError as error:
-            raise UserError(f"{name} = {value!r} is of the wrong kind: {' '.join(str(error).split())}") from None
-
-
-def flatten_config(config: TrainConfig[Any, Any]) -> dict[str, Any]:
-    """The reverse of `make_config`, ready for JSON."""
-    flat = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    for part in PARTS:
-        flat.update(dataclasses.asdict(flat.pop(part)))
-    flat.update({name: callable_name(flat[name]) for name in ("env", "network") if callable(flat.get(name))})
-    flat["run_dir"] = None if flat["run_dir"] is None else str(flat["run_dir"])
-    return flat
-
-
 # ---------------------------------------------------------------------------------------------- running
 
 
-def run(config: TrainConfig[Any, Any]) -> Result:
-    """Train as configured; keep what was learned also when the run is interrupted or fails."""
-    config = _complete(config)
-    mode = lookup("mode", config.mode, MODES)
+class Pool:
+    """Environments and workers, for one training or for several that follow each other without a restart."""
+
+    def __init__(self, factory: GymnasiumFactory):
+        self.factory = factory
+        self._collector: Renewable | None = None
+
+    def collector(self, config: TrainConfig[Any, Any], algorithm: Algorithm, series: int) -> Collector:
+        """The workers that are there, or new ones."""
+        if self._collector is not None:
+            self._collector.renew(series)
+            return self._collector
+        settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed, config.deterministic)
+        processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
+        options = [] if isinstance(config.collector, NoOptions) else [config.collector]
+        collector = lookup("mode", config.mode, MODES).load()(self.factory, algorithm.policy, settings, *options)
+        self._collector = collector
+        if getattr(config.collector, "queue_priority", None) == "td-error":
+            collector.prefer(algorithm.importance)  # type: ignore[attr-defined]
+        return collector  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        if self._collector is not None:
+            self._collector.close()
+
+
+def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0) -> Result:
+    """Train as configured; keep what was learned also when the run is interrupted or fails.
+
+    Given a pool, its workers serve: this is the `series`-th training of theirs, and they stay for the next.
+    """
+    config = complete(config)
     flat_config = flatten_config(config)
     folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
-    factory = GymnasiumFactory(config.env, config.env_args, config.max_episode_steps)
-    algorithm = _make_algorithm(config, factory)
-    config.collector.check(algorithm.demand())
-    prefers_td_error = getattr(config.collector, "queue_priority", None) == "td-error"
-    if prefers_td_error and not hasattr(algorithm, "importance"):
-        raise UserError(
-            "--queue-priority td-error needs an algorithm with a critic that learns off-policy: --algo sac or mbpo"
-        )
-    settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed, config.deterministic)
-    processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
-    budget = Budget(config.total_steps, config.total_episodes)
     outcome = "failed"
     with contextlib.ExitStack() as stack:
+        if pool is None:
+            pool = Pool(make_factory(config))
+            stack.callback(pool.close)
+        algorithm = _make_algorithm(config, pool.factory)
+        _check_fit(config, algorithm)
+        budget = Budget(config.total_steps, config.total_episodes)
         started = time.perf_counter()
-        options = [] if isinstance(config.collector, NoOptions) else [config.collector]
-        collector: Collector = mode.load()(factory, algorithm.policy, settings, *options)
-        stack.callback(collector.close)
-        if prefers_td_error:
-            collector.prefer(algorithm.importance)  # type: ignore[attr-defined]
+        collector = pool.collector(config, algorithm, series)
         startup_seconds = time.perf_counter() - started
         folder.create({**flat_config, "run_dir": None})
-        ledger = Ledger(stack.enter_context(folder.ledger_path.open("w", buffering=1, encoding="utf-8")))
+        file = stack.enter_context(folder.ledger_path.open("w", buffering=1, encoding="utf-8"))
+        ledger = Ledger(file, first_episode=series << SERIES_BITS)
         sinks: list[MetricSink] = [JsonLines(folder.metrics_path)]
         if not config.quiet:
             sinks.append(_display(config, flat_config["env"], budget, collector))
-        gauges = _gauges(config, factory, algorithm.policy)
+        gauges = _gauges(config, pool.factory, algorithm.policy)
         for close in [part.close for part in sinks] + [part.close for part in gauges]:
             stack.callback(close)
         started = time.perf_counter()
@@ -281,6 +128,34 @@ def run(config: TrainConfig[Any, Any]) -> Result:
             folder.write_policy(algorithm.policy.arrays, algorithm.policy.describe())
             folder.write_summary(summary)
     return Result(folder.path, summary, algorithm.policy)
+
+
+def _check_fit(config: TrainConfig[Any, Any], algorithm: Algorithm) -> None:
+    """Whether the mode and the display can serve the algorithm."""
+    if config.display == "classic" and getattr(config.algorithm, "episodes_per_update", None) is None:
+        raise UserError("--display classic counts episodes: give --episodes-per-update")
+    config.collector.check(algorithm.demand())
+    if getattr(config.collector, "queue_priority", None) == "td-error" and not hasattr(algorithm, "importance"):
+        raise UserError(
+            "--queue-priority td-error needs an algorithm with a critic that learns off-policy: --algo sac or mbpo"
+        )
+
+
+def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
+    """The environments of a run, under its workflows if it has any."""
+    cyber, orders = config.cyber, config.cyber.orders()
+    names = ("red_agent", "episode_steps", "cyborg_path")
+    given = {name: value for name in names if (value := getattr(cyber, name)) is not None}
+    if (given or orders) and config.env not in CYBER_ENVS:
+        flag = f"--{next(iter(given), 'workflow').replace('_', '-')}"
+        raise UserError(f"{flag} is for cyber-defence environments: {' and '.join(CYBER_ENVS)}")
+    if "cyborg_path" in given:
+        given["cyborg_path"] = str(given["cyborg_path"])
+    if not orders:
+        return GymnasiumFactory(config.env, {**config.env_args, **given}, config.max_episode_steps)
+    weight = DEFAULT_COMPLIANCE_WEIGHT if cyber.compliance_weight is None else cyber.compliance_weight
+    workflow = {"env_id": config.env, "workflows": SEPARATOR.join(orders), "compliance_weight": weight}
+    return GymnasiumFactory(WorkflowEnv, {**workflow, **config.env_args, **given}, config.max_episode_steps)
 
 
 def _gauges(config: TrainConfig[Any, Any], factory: GymnasiumFactory, policy: Policy) -> list[Gauge]:
@@ -312,7 +187,7 @@ def _figures(ledger: Ledger, counts: Counts, wall_seconds: float) -> dict[str, A
     }
 
 
-def _complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
+def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     """Fill in what was left open, so that config.json says everything."""
     changes: dict[str, Any] = {}
     if config.total_steps is None and config.total_episodes is None:
@@ -369,7 +244,9 @@ def _entry_point_module(env: EnvName) -> list[str]:
 def _display(config: TrainConfig[Any, Any], env: str, budget: Budget, collector: Collector) -> MetricSink:
     console = Console(stderr=True)
     title = f"freerun · {env} · {config.algo} · {config.mode} × {collector.num_workers} · seed {config.seed}"
-    if console.is_terminal:
+    if config.display == "classic":
+        return ClassicLines(title, collector.counts, config.algorithm.episodes_per_update, Console(width=240))
+    if config.display == "live" or (config.display == "auto" and console.is_terminal):
         return LiveDisplay(title, budget, collector.counts, console)
     return LogLines(title, Console(file=sys.stderr, width=240))
 

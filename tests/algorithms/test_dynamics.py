@@ -122,7 +122,12 @@ def test_each_network_keeps_its_own_best_weights(monkeypatch: pytest.MonkeyPatch
         group["lr"] = 0.004  # so high that errors go up and down, differently for each network
     seen: list[torch.Tensor] = []
     measure = dynamics._holdout_error
-    monkeypatch.setattr(dynamics, "_holdout_error", lambda: seen.append(measure()) or seen[-1])
+
+    def noted() -> torch.Tensor:
+        seen.append(measure())
+        return seen[-1]
+
+    monkeypatch.setattr(dynamics, "_holdout_error", noted)
     result = dynamics.fit(400)
     assert not result.diverged
     epochs = torch.stack(seen[1:])  # the first is from before the training

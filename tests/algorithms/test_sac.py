@@ -20,7 +20,8 @@ from freerun.algorithms.networks import squash
 from freerun.algorithms.replay import Draw, Steps
 from freerun.algorithms.sac import SAC, Agent, Pace, SACConfig
 from freerun.core import EnvSpec, Segment, UserError
-from freerun.experiment import make_config, run
+from freerun.experiment import run
+from freerun.registry import make_config
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 import freerun
-from freerun import experiment
+from freerun import registry
 from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.collectors.continuous import Continuous, ContinuousConfig
 from freerun.core import CollectorSettings, Demand, Segment, UserError
@@ -164,5 +164,5 @@ def test_a_run_can_be_configured_again_from_what_it_recorded(run_dir: Path) -> N
     recorded = json.loads((run_dir / "config.json").read_text())
     assert recorded["max_lag"] is None
     assert recorded["num_workers"] == 1
-    again = experiment.flatten_config(experiment.make_config(recorded))
+    again = registry.flatten_config(registry.make_config(recorded))
     assert json.loads(json.dumps(again)) == recorded

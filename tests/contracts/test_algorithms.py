@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import freerun
-from freerun import evaluation, experiment
+from freerun import evaluation, registry
 from freerun.envs.gymnasium import GymnasiumFactory
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ FEW_ENVS: dict[str, dict[str, Any]] = {
     "freerun": {"num_workers": 2, "segment_steps": 50},
     "sequential": {},
 }
-DETERMINISTIC = [name for name, mode in experiment.MODES.items() if mode.whole_episodes]
+DETERMINISTIC = [name for name, mode in registry.MODES.items() if mode.whole_episodes]
 STATEFUL = ("sac", "mbpo")
 
 
@@ -45,8 +45,8 @@ def options(algo: str, mode: str, **more: Any) -> dict[str, Any]:
     return {**common, "algo": algo, "mode": mode, **FEW_ENVS.get(mode, {"num_workers": 2}), **more}
 
 
-@pytest.mark.parametrize("mode", experiment.MODES)
-@pytest.mark.parametrize("algo", experiment.ALGORITHMS)
+@pytest.mark.parametrize("mode", registry.MODES)
+@pytest.mark.parametrize("algo", registry.ALGORITHMS)
 def test_it_trains_in_the_mode_and_the_books_balance(algo: str, mode: str, tmp_path: Path) -> None:
     result = freerun.train("Pendulum-v1", **options(algo, mode), run_dir=tmp_path / "run")
     summary = result.summary
@@ -61,7 +61,7 @@ def test_it_trains_in_the_mode_and_the_books_balance(algo: str, mode: str, tmp_p
     assert len(evaluation.evaluate(tmp_path / "run", 1).returns) == 1
 
 
-@pytest.mark.parametrize("algo", experiment.ALGORITHMS)
+@pytest.mark.parametrize("algo", registry.ALGORITHMS)
 def test_deterministic_runs_end_at_the_same_weights_in_every_mode(algo: str, tmp_path: Path) -> None:
     weights = {}
     for mode in DETERMINISTIC:
@@ -83,13 +83,13 @@ def test_gradient_steps_follow_the_real_steps_exactly(algo: str, tmp_path: Path)
     assert counts == [(600, 500)] * 2  # of the first 200 steps, one update's 100 count
 
 
-@pytest.mark.parametrize("algo", experiment.ALGORITHMS)
+@pytest.mark.parametrize("algo", registry.ALGORITHMS)
 def test_what_it_has_learned_can_be_saved_and_restored(algo: str) -> None:
     factory = GymnasiumFactory("Pendulum-v1")
     made = []
     for seed in (0, 1):
-        config = experiment.make_config({"env": "Pendulum-v1", **options(algo, "sequential")})
-        algorithm = experiment.ALGORITHMS[algo].load()(factory.spec, config.algorithm, seed, "cpu", False)
+        config = registry.make_config({"env": "Pendulum-v1", **options(algo, "sequential")})
+        algorithm = registry.ALGORITHMS[algo].load()(factory.spec, config.algorithm, seed, "cpu", False)
         made.append(algorithm)
     first, second = made
     assert not np.array_equal(first.policy.weights, second.policy.weights)

@@ -16,16 +16,16 @@ import psutil
 import pytest
 
 import freerun
-from freerun import experiment
+from freerun import registry
 from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.config import NoOptions
-from freerun.core import Collector, CollectorSettings, Demand, EnvFailure, Segment, UserError, episode_seed
+from freerun.core import SERIES_BITS, Collector, CollectorSettings, Demand, EnvFailure, Segment, UserError, episode_seed
 from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.telemetry.ledger import Ledger
 
-WHOLE = [name for name, mode in experiment.MODES.items() if mode.whole_episodes]
+WHOLE = [name for name, mode in registry.MODES.items() if mode.whole_episodes]
 CASES = [(mode, workers) for mode in WHOLE for workers in ((1,) if mode == "sequential" else (1, 2, 8))]
-LAGGING = [name for name, mode in experiment.MODES.items() if not mode.takes_turns]
+LAGGING = [name for name, mode in registry.MODES.items() if not mode.takes_turns]
 LAGGING_WHOLE = [mode for mode in LAGGING if mode in WHOLE]
 SETTINGS: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -40,13 +40,16 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+WEIGHTS = MLPActor(ActorSpec(4, (8,), "tanh", (2,), 0, False), scalar_actions=True).weights
+
+
 def workers_for(mode: str, num: int) -> int:
     return 1 if mode == "sequential" else num
 
 
 def mode_options(mode: str, num_workers: int) -> Any:
     """The mode's own settings, with few environments where that is its to say."""
-    kind = experiment.MODES[mode].load_config()
+    kind = registry.MODES[mode].load_config()
     few = {"num_collectors": num_workers, "num_envs": 2 * num_workers, "collector_kind": "process"}
     few |= {"collection_batch_size": 16, "num_steps_per_env": 8}
     return kind(**{field.name: few[field.name] for field in dataclasses.fields(kind) if field.name in few})
@@ -63,9 +66,9 @@ def collecting(mode: str, env: str, num_workers: int = 2, max_lag: int = 0, **en
     policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
     options = mode_options(mode, num_workers)
     num_workers = options.num_workers or workers_for(mode, num_workers)
-    settings = CollectorSettings(num_workers, None if experiment.MODES[mode].never_waits else max_lag, seed=3)
+    settings = CollectorSettings(num_workers, None if registry.MODES[mode].never_waits else max_lag, seed=3)
     extra = [] if isinstance(options, NoOptions) else [options]
-    collector: Collector = experiment.MODES[mode].load()(factory, policy, settings, *extra)
+    collector: Collector = registry.MODES[mode].load()(factory, policy, settings, *extra)
     try:
         collector.publish(policy.weights, 0)
         yield collector
@@ -113,7 +116,7 @@ def test_segments_are_whole_episodes_and_hold_no_foreign_row(mode: str) -> None:
         assert (segment.episode == segment.episode[0]).all()
 
 
-@pytest.mark.parametrize("mode", experiment.MODES)
+@pytest.mark.parametrize("mode", registry.MODES)
 def test_steps_are_those_of_their_episodes_and_the_books_hold_true_returns(mode: str) -> None:
     """A step's reward is its number, so that the return of n steps is n (n + 1) / 2, and no other."""
     ledger = Ledger()
@@ -205,10 +208,10 @@ def test_an_empty_demand_takes_what_has_arrived_and_does_not_wait(mode: str) -> 
         assert [int(segment.episode[0, 0]) for segment in arrived] == [3, 4, 5][: 3 * max_lag]
 
 
-@pytest.mark.parametrize("mode", [mode for mode in experiment.MODES if mode not in WHOLE])
+@pytest.mark.parametrize("mode", [mode for mode in registry.MODES if mode not in WHOLE])
 def test_modes_that_hand_over_pieces_refuse_what_needs_whole_episodes(mode: str, run_dir: Path) -> None:
     with collecting(mode, "toy_envs:Audit") as collector:
-        assert collector.collect(Demand()) == [] or experiment.MODES[mode].never_waits
+        assert collector.collect(Demand()) == [] or registry.MODES[mode].never_waits
         with pytest.raises(UserError, match="choose --mode freerun or pipes"):
             collector.collect(Demand(episodes=1))
     with pytest.raises(UserError, match="choose --mode freerun or pipes"):
@@ -217,7 +220,7 @@ def test_modes_that_hand_over_pieces_refuse_what_needs_whole_episodes(mode: str,
         freerun.train("CartPole-v1", mode=mode, deterministic=True, run_dir=run_dir)
 
 
-@pytest.mark.parametrize("mode", [name for name in experiment.MODES if name not in LAGGING])
+@pytest.mark.parametrize("mode", [name for name in registry.MODES if name not in LAGGING])
 def test_modes_that_take_turns_refuse_lag(mode: str) -> None:
     with pytest.raises(UserError, match="--max-lag must be 0"), collecting(mode, "toy_envs:Audit", max_lag=1):
         pass
@@ -233,7 +236,7 @@ def test_workers_do_without_torch(mode: str) -> None:
     assert all((segment.obs[..., 1] == 0).all() for segment in segments)
 
 
-@pytest.mark.parametrize("mode", experiment.MODES)
+@pytest.mark.parametrize("mode", registry.MODES)
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
@@ -262,7 +265,7 @@ def workers() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()}
 
 
-@pytest.mark.parametrize("mode", experiment.MODES)
+@pytest.mark.parametrize("mode", registry.MODES)
 def test_close_leaves_no_process(mode: str) -> None:
     before = workers()
     with collecting(mode, "toy_envs:Audit", num_workers=4, step_seconds=0.001) as collector:
@@ -277,3 +280,24 @@ def test_environments_in_workers_are_closed(mode: str, tmp_path: Path) -> None:
         collector.collect(some(mode, 3))
     closed = {int(path.name) for path in tmp_path.iterdir()} - {os.getpid()}
     assert len(closed) == collector.num_workers
+
+
+@pytest.mark.parametrize("mode", WHOLE)
+def test_one_training_after_another_with_the_same_workers(mode: str) -> None:
+    """Numbers go on in another range, nothing of the first training reaches the second, and nobody is restarted."""
+    with collecting(mode, "CartPole-v1", max_lag=0 if registry.MODES[mode].takes_turns else 1) as collector:
+        workers = {process.pid for process in psutil.Process().children(recursive=True)}
+        for series in range(3):
+            if series:
+                collector.renew(series)  # type: ignore[attr-defined]
+                collector.publish(WEIGHTS, 0)
+            ledger = Ledger(first_episode=series << SERIES_BITS)
+            for _ in range(3):
+                segments = collector.collect(Demand(episodes=4))
+                ledger.account(segments)
+                ledger.trained()
+                ledger.check_balance(collector.counts())
+                collector.publish(WEIGHTS, ledger.version)
+            assert ledger.episodes == 12
+            assert {int(segment.episode[0, 0]) >> SERIES_BITS for segment in segments} == {series}
+        assert {process.pid for process in psutil.Process().children(recursive=True)} == workers

@@ -12,6 +12,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from freerun.collectors.exchange import Exchange, Store
+from freerun.collectors.rounds import Rounds
 from freerun.core import EnvFailure, FloatArray, Segment, UserError
 from freerun.transport import processes
 from freerun.transport.channel import Hub
@@ -111,6 +112,12 @@ class Crew(Exchange):
         self._board.publish(weights, version)
         with self._changed:
             self._store.version = version
+
+    def renew(self, series: int) -> None:
+        if not isinstance(self._store, Rounds) or self._tied_units:
+            raise RuntimeError("workers that hand over parts of episodes must be started anew")
+        with self._changed:
+            self._store.renew(series)
 
     def _room_was_made(self) -> None:
         self._hub.wake()

@@ -112,6 +112,10 @@ class Executor:
         self.close()
         self._start_pool()
 
+    def renew(self, series: int) -> None:
+        self._rounds.renew(series)
+        self._futures = {}  # those under way end for nobody
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         processes.stop(self._processes, CLOSE_SECONDS)

@@ -56,5 +56,8 @@ class Inline:
         self._next_episode += 1
         return self._next_episode - 1
 
+    def renew(self, series: int) -> None:
+        self._rounds.renew(series)
+
     def close(self) -> None:
         self._rollout.close()

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import replace
 
-from freerun.core import Counts, Demand, Segment
+from freerun.core import SERIES_BITS, Counts, Demand, Segment
 
 FIRST_ROUND_EPISODES = 8
 """What a demand in steps starts with, before any episode's length is known."""
@@ -42,6 +42,12 @@ class Rounds:
         self._measured_episodes = 0
         self._steps_ahead: int | None = None  # for a demand in steps: how many may be under way beyond the round
         self._recent_lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
+        self._oldest = 0  # what is older belongs to an earlier training
+
+    def renew(self, series: int) -> None:
+        """Forget everything; what an earlier training had started is ignored when it arrives."""
+        Rounds.__init__(self, self._max_lag, self._unit_steps)
+        self._oldest = self._first = self._end = self._limit = self._next = series << SERIES_BITS
 
     def open(self, demand: Demand) -> None:
         """Grant the episodes that meet the demand, and as many again for every update of allowed lag.
@@ -100,16 +106,20 @@ class Rounds:
         return number
 
     def finish(self, number: int, segment: Segment) -> None:
+        if number < self._oldest:
+            return
         if number not in self._started or number in self._finished:
             raise RuntimeError(f"episode {number} was delivered but is not under way")
         self._finished[number] = segment
         self._recent_lengths.append(segment.num_steps)
+        self.book.episodes_delivered += 1
         self.book.steps_delivered += segment.num_steps
         self.book.busy_seconds += segment.seconds
 
     def lost(self, number: int) -> None:
         """The worker died: the same episode, with the same seeds, is run again."""
-        self._again.append(number)
+        if number >= self._oldest:
+            self._again.append(number)
 
     def counts(self) -> Counts:
         return replace(self.book, episodes_in_flight=len(self._started))

@@ -55,7 +55,7 @@ class RunFolder:
 
     def write_policy(self, arrays: Mapping[str, FloatArray], description: Mapping[str, Any]) -> None:
         contiguous = {name: array.copy() for name, array in arrays.items()}
-        _write(self.path / POLICY, save(contiguous, {"freerun": json.dumps(description)}))
+        write_atomically(self.path / POLICY, save(contiguous, {"freerun": json.dumps(description)}))
 
     def read_config(self) -> dict[str, Any]:
         return read_json(self.path / CONFIG)
@@ -69,7 +69,7 @@ class RunFolder:
             raise UserError(f"{self.path / POLICY} is not a policy that freerun wrote: {error}") from None
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        _write(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
+        write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _unused(path: Path) -> Path:
     return candidate
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """All or nothing: a reader, or a crash, never sees half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:

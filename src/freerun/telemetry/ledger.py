@@ -18,7 +18,7 @@ RECENT_EPISODES = 100
 class Ledger:
     """What was handed to the learner and what was trained, by version and by length."""
 
-    def __init__(self, file: TextIO | None = None):
+    def __init__(self, file: TextIO | None = None, first_episode: int = 0):
         self.version = 0
         self.steps = 0
         self.episodes = 0
@@ -34,7 +34,7 @@ class Ledger:
         self._steps_by_version: Counter[int] = Counter()
         self._episodes_by_length: Counter[int] = Counter()
         self._trained_beyond: set[int] = set()
-        self._trained_until = 0  # every episode below this was trained, or will never be
+        self._trained_until = first_episode  # every episode below this was trained, or will never be
         self._broken: set[int] = set()  # of which more may come
         self._num_given_up = 0  # open ones of which no more will
 

@@ -1,0 +1,196 @@
+"""Episodes per second of every mode on cyber-defence environments, as a share of what the machine can do.
+
+The limit is the same environments stepped with random actions and nothing else, one process per core. Every mode trains
+PPO meanwhile (100 episodes an update): the environment keeps the cores busy, so the learner's own time is lost to it.
+Modes run interleaved and repeated; medians count.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import tyro
+
+from freerun.experiment import Pool, complete, make_factory
+from freerun.registry import ALGORITHMS, MODES, make_config
+from freerun.telemetry.budget import Budget
+from freerun.telemetry.ledger import Ledger
+from freerun.training import train
+
+SAMPLE_SECONDS = 0.1
+WINDOW_SECONDS = 1.0
+FULL_SPEED = 0.9
+
+
+@dataclass(frozen=True)
+class Options:
+    env: str = "freerun/NetworkDefence-v0"
+    """freerun/NetworkDefence-v0, or cyborg/CAGE2-v0 with --cyborg-path."""
+    cyborg_path: Path | None = None
+    """The folder that holds the real CybORG."""
+    modes: tuple[str, ...] = tuple(mode for mode in MODES if MODES[mode].whole_episodes)
+    """Ways of collecting."""
+    num_workers: int = os.cpu_count() or 1
+    """Worker processes: the environment keeps a core busy."""
+    num_epochs: int = 4
+    """Of every PPO update."""
+    seconds: float = 15.0
+    """Length of a run, about."""
+    repeats: int = 3
+    """Runs of each."""
+    output: Path = Path(__file__).parent / "results" / "cyber"
+    """Folder for cyber-….json and cyber-….md."""
+
+    @property
+    def env_args(self) -> dict[str, Any]:
+        return {} if self.cyborg_path is None else {"cyborg_path": str(self.cyborg_path)}
+
+
+def step_for(env_id: str, env_args: dict[str, Any], seconds: float, results: Any, barrier: Any) -> None:
+    """Episodes per second with random actions, once all others have started too."""
+    import freerun.envs  # noqa: F401 - registers the environments
+
+    env = gymnasium.make(env_id, disable_env_checker=True, **env_args)
+    env.action_space.seed(os.getpid())
+    env.reset(seed=0)
+    barrier.wait()
+    began, episodes = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - began) < seconds:
+        env.reset(seed=episodes)
+        ended = False
+        while not ended:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            ended = terminated or truncated
+        episodes += 1
+    results.put(episodes / elapsed)
+
+
+def bare(options: Options) -> float:
+    """What the cores can do, all at once."""
+    context = multiprocessing.get_context("spawn")
+    results, barrier = context.Queue(), context.Barrier(os.cpu_count() or 1)
+    arguments = (options.env, options.env_args, min(8.0, options.seconds), results, barrier)
+    processes = [context.Process(target=step_for, args=arguments) for _ in range(os.cpu_count() or 1)]
+    for process in processes:
+        process.start()
+    rates = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return sum(rates)
+
+
+def measure(options: Options, mode: str, total_episodes: int) -> dict[str, float]:
+    """Rate once warm, and the seconds from nothing to full speed."""
+    settings: dict[str, Any] = {"env": options.env, "mode": mode, "total_episodes": total_episodes, "quiet": True}
+    settings |= {"episodes_per_update": 100, "num_epochs": options.num_epochs, "minibatch_size": 2000}
+    settings |= {"num_workers": 1 if mode == "sequential" else options.num_workers, "env_args": options.env_args}
+    if mode == "freerun":
+        settings["envs_per_worker"] = 1
+    config = complete(make_config(settings))
+    pool = Pool(make_factory(config))
+    algorithm = ALGORITHMS[config.algo].load()(pool.factory.spec, config.algorithm, 0, "cpu", False)
+    import torch
+
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    collector = pool.collector(config, algorithm, 0)
+    samples: list[tuple[float, int]] = []
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(SAMPLE_SECONDS):
+            samples.append((time.perf_counter() - began, collector.counts().episodes_delivered))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        train(algorithm, collector, Budget(None, total_episodes), Ledger(), [])
+    finally:
+        done.set()
+        thread.join()
+        pool.close()
+    return figures(samples)
+
+
+def figures(samples: list[tuple[float, int]]) -> dict[str, float]:
+    """Warm: from a quarter of the episodes on. Full speed: the first second in which 90 % of that rate was reached."""
+    total = samples[-1][1]
+    first = next(index for index, (_, episodes) in enumerate(samples) if episodes >= total / 4)
+    (start, before), (end, after) = samples[first], samples[-1]
+    rate = (after - before) / (end - start)
+    width = round(WINDOW_SECONDS / SAMPLE_SECONDS)
+    reached = end
+    for early, late in zip(samples, samples[width:], strict=False):
+        if (late[1] - early[1]) / (late[0] - early[0]) >= FULL_SPEED * rate:
+            reached = early[0]
+            break
+    return {"episodes_per_second": rate, "seconds_to_full_speed": reached}
+
+
+def run_all(options: Options) -> dict[str, Any]:
+    limit = bare(options)
+    print(f"bare: {limit:.1f} episodes/s on {os.cpu_count()} cores", flush=True)
+    runs: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
+    limits = [limit]
+    for _ in range(options.repeats):
+        for mode in options.modes:
+            share = 1 / (os.cpu_count() or 1) if mode == "sequential" else 1.0
+            episodes = max(300, round(limit * share * options.seconds / 100) * 100)
+            runs[mode].append(measure(options, mode, episodes))
+            print(mode, {name: round(value, 2) for name, value in runs[mode][-1].items()}, flush=True)
+        limits.append(bare(options))
+    return {
+        "env": options.env,
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "num_workers": options.num_workers,
+        "num_epochs": options.num_epochs,
+        "bare": limits,
+        "modes": runs,
+    }
+
+
+def markdown(results: dict[str, Any]) -> str:
+    limit = statistics.median(results["bare"])
+    lines = [
+        f"# Episodes per second on {results['env']}",
+        "",
+        f"{results['machine']}; {results['num_workers']} workers (sequential: 1), PPO training all the while "
+        f"(100 episodes an update, {results['num_epochs']} epochs). Bare limit: {limit:,.1f} episodes/s "
+        f"({min(results['bare']):,.1f} – {max(results['bare']):,.1f}). Medians (lowest – highest) of interleaved runs;",
+        "`benchmarks/cyber.py` wrote this.",
+        "",
+        "| mode | episodes/s | of the limit | seconds from nothing to full speed |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for mode, runs in results["modes"].items():
+        rates, starts = ([run[name] for run in runs] for name in ("episodes_per_second", "seconds_to_full_speed"))
+        rate = statistics.median(rates)
+        lines.append(
+            f"| `{mode}` | {rate:,.1f} ({min(rates):,.1f} – {max(rates):,.1f}) | {rate / limit:.0%} | "
+            f"{statistics.median(starts):.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    results = run_all(options)
+    print(markdown(results))
+    options.output.mkdir(parents=True, exist_ok=True)
+    name = "cyber-" + options.env.rpartition("/")[2].lower()
+    (options.output / f"{name}.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    (options.output / f"{name}.md").write_text(markdown(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Every name that a user may type, what it stands for, and how names and values become the settings of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import typeguard
+
+from freerun.config import CyberConfig, TrainConfig
+from freerun.core import UserError, callable_name
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name that users type: what it stands for, and one line about it."""
+
+    target: str
+    about: str
+    config: str = "freerun.config:NoOptions"
+    takes_turns: bool = False
+    """Of a mode: it collects and learns in turns, so there is never any lag."""
+    never_waits: bool = False
+    """Of a mode: collectors go on whatever the learner does, so no limit to the lag can be kept."""
+    whole_episodes: bool = True
+    """Of a mode: it can hand over whole episodes, which is what --deterministic compares."""
+
+    def load(self) -> Any:
+        return _load(self.target)
+
+    def load_config(self) -> Any:
+        return _load(self.config)
+
+
+ALGORITHMS = {
+    "ppo": Entry(
+        "freerun.algorithms.ppo:PPO",
+        "proximal policy optimisation; tolerates lag by the decoupled objective",
+        config="freerun.algorithms.ppo:PPOConfig",
+    ),
+    "sac": Entry(
+        "freerun.algorithms.sac:SAC",
+        "soft actor-critic; off-policy, for actions in a Box",
+        config="freerun.algorithms.sac:SACConfig",
+    ),
+    "mbpo": Entry(
+        "freerun.algorithms.mbpo:MBPO",
+        "model-based policy optimisation: SAC on short rollouts of a learned model; needs the fewest real steps",
+        config="freerun.algorithms.mbpo:MBPOConfig",
+    ),
+}
+MODES = {
+    "sequential": Entry(
+        "freerun.collectors.sequential:Sequential",
+        "one environment in this process: the baseline, and the reference for correctness",
+        takes_turns=True,
+    ),
+    "sync": Entry(
+        "freerun.collectors.sync:Sync",
+        "a process per environment, all stepped together: waits for the slowest at every step",
+        takes_turns=True,
+    ),
+    "pipes": Entry(
+        "freerun.collectors.pipes:Pipes",
+        "persistent workers, a pipe each: whole episodes, handed over as each finishes",
+    ),
+    "executor": Entry(
+        "freerun.collectors.executor:Executor",
+        "a ProcessPoolExecutor kept warm: whole episodes, handed over as each finishes",
+    ),
+    "freerun": Entry(
+        "freerun.collectors.freerun:Freerun",
+        "persistent workers that write into shared memory and wait for nobody: the fastest on one machine",
+        config="freerun.collectors.freerun:FreerunConfig",
+    ),
+    "continuous": Entry(
+        "freerun.collectors.continuous:Continuous",
+        "collectors that never wait, and a queue that drops the oldest: real time (alias v1)",
+        config="freerun.collectors.continuous:ContinuousConfig",
+        never_waits=True,
+        whole_episodes=False,
+    ),
+    "batch": Entry(
+        "freerun.collectors.batch:Batch",
+        "one collector gathers the next batch of steps while the learner works on the last; drops nothing (alias v2)",
+        config="freerun.collectors.batch:BatchConfig",
+        whole_episodes=False,
+    ),
+}
+ALIASES = {"v1": "continuous", "v2": "batch"}
+"""Other names of modes; config.json records the real one."""
+PARTS = ("algorithm", "collector", "cyber")
+"""Settings of the algorithm, of the mode and of some environments; users see one flat list of names."""
+PATHS = ("run_dir", "cyborg_path", "workflows")
+# What workers need; none of it may import torch (a test looks).
+WORKER_MODULES = (
+    "freerun.collectors.freerun",
+    "freerun.collectors.pipes",
+    "freerun.envs.gymnasium",
+    "freerun.algorithms.actor",
+)
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def lookup(kind: str, name: str, registry: Mapping[str, Entry]) -> Entry:
+    if name not in registry:
+        raise UserError(f"there is no {kind} {name!r}: {_choices(name, registry)}")
+    return registry[name]
+
+
+def _choices(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
+
+
+# ---------------------------------------------------------------------------------------------- configuration
+
+
+def config_class(options: Mapping[str, Any]) -> Any:
+    """The settings of a run with this algorithm and this mode."""
+    algorithm = lookup("algorithm", str(options.get("algo", TrainConfig.algo)), ALGORITHMS)
+    mode = lookup("mode", _mode_name(options), MODES)
+    return TrainConfig[algorithm.load_config(), mode.load_config()]  # type: ignore[misc]
+
+
+def _mode_name(options: Mapping[str, Any]) -> str:
+    name = str(options.get("mode", TrainConfig.mode))
+    return ALIASES.get(name, name)
+
+
+def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
+    """A config from flat names: those of config.json, of `freerun.train()` and of the flags."""
+    parts = dict(zip(PARTS, (*get_args(config_class(options)), CyberConfig), strict=True))
+    names = {part: {field.name for field in dataclasses.fields(kind)} for part, kind in parts.items()}
+    names["run"] = {field.name for field in dataclasses.fields(TrainConfig)} - set(PARTS)
+    for name in options:
+        if not any(name in known for known in names.values()):
+            check_name(name, options)
+            raise UserError(f"unknown setting {name!r}: {_choices(name, sorted(set().union(*names.values())))}")
+    if "env" not in options:
+        raise UserError("no environment: name a Gymnasium id such as CartPole-v1, or your own as module:callable")
+    options = {**options, "mode": _mode_name(options)}
+    # JSON has no tuples, and no setting is a list.
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    options.update({name: Path(options[name]) for name in PATHS if isinstance(options.get(name), str)})
+    kinds = [get_type_hints(kind) for kind in (TrainConfig, *parts.values())]
+    _check_kinds(options, {name: kind for hints in kinds for name, kind in hints.items()})
+    chosen = {part: {name: options[name] for name in options if name in known} for part, known in names.items()}
+    return TrainConfig(**chosen.pop("run"), **{part: parts[part](**chosen[part]) for part in PARTS})
+
+
+def check_name(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse a setting that is not one of this run's, but of another algorithm or mode."""
+    algorithm, mode = get_args(config_class(options))
+    if any(name in get_type_hints(part) for part in (TrainConfig, CyberConfig, algorithm, mode)):
+        return
+    own = ", ".join(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(mode))
+    advice = f"; --mode {_mode_name(options)} has {own or 'no settings of its own'}"
+    for what, registry, more in (("--algo", ALGORITHMS, ""), ("--mode", MODES, advice)):
+        owners = [key for key, entry in registry.items() if name in get_type_hints(entry.load_config())]
+        if owners:
+            raise UserError(f"unknown setting {name!r}: it belongs to {what} {' or '.join(owners)}{more}")
+
+
+def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """What comes from a file or from Python has not been through the flags' parser."""
+    for name, value in options.items():
+        try:
+            if not (name in ("env", "network") and callable(value)):
+                typeguard.check_type(value, kinds[name])
+        except typeguard.TypeCheckError as error:
+            raise UserError(f"{name} = {value!r} is of the wrong kind: {' '.join(str(error).split())}") from None
+
+
+def flatten_config(config: TrainConfig[Any, Any]) -> dict[str, Any]:
+    """The reverse of `make_config`, ready for JSON."""
+    flat = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for part in PARTS:
+        flat.update(dataclasses.asdict(flat.pop(part)))
+    flat.update({name: callable_name(flat[name]) for name in ("env", "network") if callable(flat.get(name))})
+    flat.update({name: str(flat[name]) for name in PATHS if flat[name] is not None})
+    return flat

@@ -1,0 +1,122 @@
+"""Many workflows, trained one after another by the same warm workers, with a table that a later call continues."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from freerun.collectors.trials import TRIAL_SEED, Greedy, play
+from freerun.config import TrainConfig
+from freerun.core import UserError
+from freerun.envs.gymnasium import Lanes
+from freerun.envs.workflow import WorkflowEnv, read_order
+from freerun.experiment import Pool, Result, complete, make_factory, run
+from freerun.persistence.run_folder import write_atomically
+from freerun.registry import MODES, flatten_config, lookup
+
+TABLE = "workflows.json"
+TRIAL_EPISODES = 20
+ABOUT_ONE_RUN = ("run_dir", "workflow", "workflows", "quiet")
+
+
+class Workflows:
+    """The table of results: one entry per workflow that was trained to its end."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]):
+        self.path = folder / TABLE
+        self._settings = {name: value for name, value in settings.items() if name not in ABOUT_ONE_RUN}
+        self.entries: dict[str, dict[str, Any]] = {}
+        if self.path.exists():
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+            if known["settings"] != json.loads(json.dumps(self._settings)):
+                raise UserError(f"{folder} holds workflows trained with other settings: name another --run-dir")
+            self.entries = known["workflows"]
+
+    def add(self, order: str, entry: dict[str, Any]) -> None:
+        self.entries[order] = entry
+        content = {"settings": self._settings, "workflows": self.entries}
+        write_atomically(self.path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def run_workflows(config: TrainConfig[Any, Any]) -> list[Result]:
+    """Train every workflow that the table lacks. Ctrl-C ends the one under way, and with it the series."""
+    config = complete(config)
+    orders = [",".join(read_order(order)) for order in config.cyber.orders()]
+    folder = config.run_dir or Path("runs") / f"workflows-{config.mode}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder.mkdir(parents=True, exist_ok=True)
+    table = Workflows(folder, flatten_config(config))
+    results: list[Result] = []
+    with contextlib.ExitStack() as stack:
+        pool: Pool | None = None
+        if _can_go_on(config):
+            pool = Pool(make_factory(config))
+            stack.callback(pool.close)
+        for series, order in enumerate(orders):
+            if order in table.entries:
+                continue
+            path = _unfinished(folder / f"{series:03}-{order.replace(',', '-')}")
+            cyber = dataclasses.replace(config.cyber, workflow=(order,), workflows=None)
+            result = run(dataclasses.replace(config, cyber=cyber, run_dir=path), pool, series if pool else 0)
+            results.append(result)
+            if result.summary["outcome"] != "finished":
+                break
+            table.add(order, {"run": path.name, **_figures(result), **_tried(config, cyber, result)})
+            if not config.quiet:
+                print_table(table.entries, Console(stderr=True))
+    return results
+
+
+def _can_go_on(config: TrainConfig[Any, Any]) -> bool:
+    """Whether one training's workers can serve the next: where they hand over whole episodes."""
+    whole = lookup("mode", config.mode, MODES).whole_episodes
+    return whole and getattr(config.collector, "segment_steps", None) is None and config.algo == "ppo"
+
+
+def _unfinished(path: Path) -> Path:
+    """A run that was interrupted keeps its folder; the next attempt gets one of its own."""
+    attempt = 1
+    while (path if attempt == 1 else path.with_name(f"{path.name}-{attempt}")).exists():
+        attempt += 1
+    return path if attempt == 1 else path.with_name(f"{path.name}-{attempt}")
+
+
+def _figures(result: Result) -> dict[str, Any]:
+    names = ("episodes", "mean_return", "wall_seconds", "episodes_per_second", "startup_seconds")
+    return {name: result.summary[name] for name in names}
+
+
+def _tried(config: TrainConfig[Any, Any], cyber: Any, result: Result) -> dict[str, float]:
+    """The policy's own worth: return without the shaping, and how far it keeps to the order."""
+    lane = make_factory(dataclasses.replace(config, cyber=cyber)).make_lane()
+    assert isinstance(lane.env, WorkflowEnv)
+    returns, shares = [], []
+    for segment in play(Lanes([lane]), Greedy(result.policy), TRIAL_SEED + config.seed, TRIAL_EPISODES):
+        share = lane.env.compliance.share
+        shares.append(share)
+        returns.append(float(segment.reward.sum()) - lane.env.weight * (share - 1))  # shaping adds up to its end
+    lane.close()
+    return {"trial_return": sum(returns) / len(returns), "compliance": sum(shares) / len(shares)}
+
+
+def print_table(entries: dict[str, dict[str, Any]], console: Console) -> None:
+    table = Table(title="Workflows", title_justify="left")
+    for name in ("workflow", "return", "compliance", "episodes", "episodes/s", "start-up s"):
+        table.add_column(name, justify="left" if name == "workflow" else "right")
+    for order, entry in entries.items():
+        table.add_row(
+            re.sub(",", " › ", order),
+            f"{entry['trial_return']:.1f}",
+            f"{entry['compliance']:.0%}",
+            f"{entry['episodes']:,}",
+            f"{entry['episodes_per_second']:.1f}",
+            f"{entry['startup_seconds']:.2f}",
+        )
+    console.print(table)
