@@ -73,7 +73,7 @@ def fill(stream: Stream, num_segments: int) -> None:
         segment = player.play(1)
         assert segment.episode.item() == 11 * number
         assert segment.ended.all()
-        stream.finish(stream.next(), segment)
+        stream.finish(0, segment)
 
 
 def test_takes_as_much_as_was_asked_for_and_the_oldest_first() -> None:
@@ -103,9 +103,9 @@ def test_a_demand_larger_than_the_queue_is_met() -> None:
     player = Player(0, 1)
     stream.open(Demand(steps=40))
     for _ in range(9):
-        stream.finish(stream.next(), player.play(4))
+        stream.finish(0, player.play(4))
         assert stream.take() is None
-    stream.finish(stream.next(), player.play(4))
+    stream.finish(0, player.play(4))
     segments = stream.take()
     assert segments is not None
     assert sum(segment.num_steps for segment in segments) == 40
@@ -150,7 +150,7 @@ def test_important_segments_are_kept_and_taken_first() -> None:
     for importance in (1.0, 5.0, 3.0, 0.5, 4.0):
         segment = player.play(1)
         stream.announce(segment, importance)
-        stream.finish(stream.next(), segment)
+        stream.finish(0, segment)
     assert taken(stream, 1) == [11]
     assert taken(stream, 2) == [22, 44], "the two that are left, in the order of their arrival"
     assert stream.counts().steps_dropped == 2
@@ -160,10 +160,10 @@ def test_rare_lengths_are_kept() -> None:
     stream = Stream(num_workers=11, max_queue_size=4, prefers_rare_lengths=True)
     fill(stream, 8)  # length 1
     rare = Player(1, 11).play(8)  # episode 1, length 8
-    stream.finish(stream.next(), rare)
+    stream.finish(0, rare)
     fill_more = Player(0, 11, first=88)
     for _ in range(8):
-        stream.finish(stream.next(), fill_more.play(1))
+        stream.finish(0, fill_more.play(1))
     assert taken(stream, 1) == [1]
 
 
@@ -202,7 +202,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.num_played += segment.num_steps
         if importance is not None:
             self.stream.announce(segment, importance)
-        self.stream.finish(self.stream.next(), segment)
+        self.stream.finish(0, segment)
 
     @rule(worker=st.integers(0, 2), unheard_steps=st.integers(0, 9), tolerant=st.booleans())
     def die(self, worker: int, unheard_steps: int, tolerant: bool) -> None:
@@ -254,3 +254,22 @@ class StreamMachine(RuleBasedStateMachine):
 
 StreamMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestStream = StreamMachine.TestCase
+
+
+def test_a_full_queue_is_refreshed_at_leisure(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("freerun.collectors.stream.time.monotonic", lambda: now[0])
+    stream, player = Stream(1, max_queue_size=2), Player(0, 1)
+    for _ in range(2):  # there is room: nobody waits
+        assert stream.next() is not None
+        assert stream.seconds_to_next() == 0
+        stream.finish(0, player.play(4))
+    assert stream.next() is not None  # full: one that takes the place of another
+    assert stream.next() is None
+    assert stream.seconds_to_next() == pytest.approx(0.05)
+    now[0] += 0.06
+    assert stream.next() is not None
+    assert stream.next() is None
+    stream.open(Demand(steps=4))
+    assert stream.take() is not None
+    assert stream.next() is not None  # there is room again

@@ -188,7 +188,10 @@ class Crew(Exchange):
         self._resting.append(Rest(time.monotonic() + rest_seconds, peer.index, owed))
 
     def _seconds_to_rest(self) -> float | None:
-        return max(0.0, min(rest.until for rest in self._resting) - time.monotonic()) if self._resting else None
+        """Until there is something to do that nobody will call for."""
+        until = [max(0.0, rest.until - time.monotonic()) for rest in self._resting]
+        seconds = self._store.seconds_to_next()
+        return min(until + ([seconds] if seconds else []), default=None)
 
     def _start_rested(self) -> None:
         for rest in [rest for rest in self._resting if rest.until <= time.monotonic()]:

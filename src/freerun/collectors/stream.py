@@ -5,11 +5,17 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import time
 from collections import Counter
 from dataclasses import replace
 
 from freerun.collectors.segments import Parts
 from freerun.core import Counts, Demand, Segment
+
+
+REFRESH_SECONDS = 0.05
+"""While the queue is full, a new segment only takes the place of one that nobody has learned from. Each costs the
+learner's process time: with an environment as fast as Pendulum, at full speed, nine tenths of it."""
 
 
 class Stream:
@@ -31,13 +37,26 @@ class Stream:
         self._prefers_rare_lengths = prefers_rare_lengths
         self._importances: dict[int, float] = {}  # of segments that are about to arrive
         self._lengths: Counter[int] = Counter()  # of episodes, by powers of two
+        self._next_refresh = 0.0
 
     def open(self, demand: Demand) -> None:
         self._wanted = demand.steps
 
-    def next(self) -> int:
-        """Anybody may start at any time."""
+    def next(self) -> int | None:
+        """Anybody may start at any time; but while the queue is full, not faster than it makes sense to refresh it."""
+        if self.seconds_to_next() > 0:
+            return None
+        if self._is_full:
+            self._next_refresh = time.monotonic() + REFRESH_SECONDS
         return next(self._units)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._queue) >= self._max_queue_size
+
+    def seconds_to_next(self) -> float:
+        """Until `next` would give a unit, if nothing is taken meanwhile."""
+        return max(0.0, self._next_refresh - time.monotonic()) if self._is_full else 0.0
 
     def lost(self, number: int) -> None:
         """Nobody waits for this very unit."""

@@ -115,9 +115,13 @@ class Threads(Exchange):
             segments = rollout.segments(self._segment_steps, in_order(noted(self._begun, index, self.num_workers)))
             version = -1
             while not self._closing.is_set():
+                with self._changed:
+                    unit = self._stream.next()
+                if unit is None:
+                    self._closing.wait(self._stream.seconds_to_next())
+                    continue
                 version = self._refresh(rollout, version)
-                segment = next(segments).copy()
-                self._finish(index, self._stream.next(), segment)
+                self._finish(index, unit, next(segments).copy())
                 with self._changed:
                     self._changed.notify_all()
         finally:
