@@ -66,14 +66,17 @@ class Pool:
 
     def collector(self, config: TrainConfig[Any, Any], algorithm: Algorithm, series: int) -> Collector:
         """The workers that are there, or new ones."""
-        if self._collector is not None:
+        if self._collector is None:
+            self._collector = self._start(config, algorithm)
+        if series:
             self._collector.renew(series)
-            return self._collector
+        return self._collector
+
+    def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm) -> Renewable:
         settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed, config.deterministic)
         processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
         options = [] if isinstance(config.collector, NoOptions) else [config.collector]
         collector = lookup("mode", config.mode, MODES).load()(self.factory, algorithm.policy, settings, *options)
-        self._collector = collector
         if getattr(config.collector, "queue_priority", None) == "td-error":
             collector.prefer(algorithm.importance)  # type: ignore[attr-defined]
         return collector  # type: ignore[no-any-return]

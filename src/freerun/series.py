@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -70,7 +70,8 @@ def run_workflows(config: TrainConfig[Any, Any]) -> list[Result]:
                 break
             table.add(order, {"run": path.name, **_figures(result), **_tried(config, cyber, result)})
             if not config.quiet:
-                print_table(table.entries, Console(stderr=True))
+                console = Console(stderr=True)
+                print_table(table.entries, console if console.is_terminal else Console(stderr=True, width=120))
     return results
 
 
@@ -107,12 +108,13 @@ def _tried(config: TrainConfig[Any, Any], cyber: Any, result: Result) -> dict[st
 
 
 def print_table(entries: dict[str, dict[str, Any]], console: Console) -> None:
-    table = Table(title="Workflows", title_justify="left")
-    for name in ("workflow", "return", "compliance", "episodes", "episodes/s", "start-up s"):
-        table.add_column(name, justify="left" if name == "workflow" else "right")
+    table = Table(title="Workflows", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("workflow", no_wrap=True)
+    for name in ("return", "compliance", "episodes", "episodes/s", "start-up s"):
+        table.add_column(name, justify="right")
     for order, entry in entries.items():
         table.add_row(
-            re.sub(",", " › ", order),
+            order.replace(",", " › "),
             f"{entry['trial_return']:.1f}",
             f"{entry['compliance']:.0%}",
             f"{entry['episodes']:,}",
