@@ -4,13 +4,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: train test check format bench clean
+.PHONY: train train-mbpo test test-cyborg check format bench clean
 
+# A defender of a network: it beats one that restores on sight within a minute.
+train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
 train: $(INSTALLED)
-	$(BIN)/freerun train CartPole-v1 --total-steps 100000 --envs-per-worker 4 --segment-steps 256 --learning-rate 0.001 --anneal-learning-rate
+	$(BIN)/freerun train --preset defender --run-dir $(RUN)
+	$(BIN)/freerun eval $(RUN) --episodes 200 --compare
+
+# Model-based, on a pole to balance: solved from a few thousand steps.
+train-mbpo: $(INSTALLED)
+	$(BIN)/freerun train --preset mbpo-inverted-pendulum --preset mbpo-small --mode batch --num-envs 1 --num-steps-per-env 50 --eval-every 500
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# The tests of the CybORG adapter, on your copy of the real one too.
+test-cyborg: $(INSTALLED)
+	@test -n "$(CYBORG_PATH)" || { echo "Clone https://github.com/cage-challenge/cage-challenge-2, then: make test-cyborg CYBORG_PATH=<the folder CybORG in it>"; exit 2; }
+	@test -f "$(CYBORG_PATH)/CybORG/Shared/Scenarios/Scenario2.yaml" || { echo "There is no CybORG in $(CYBORG_PATH)"; exit 2; }
+	@$(BIN)/python -c "import paramiko, prettytable, yaml" || $(BIN)/pip install -q -c constraints.txt -e '.[cyborg]'
+	CYBORG_PATH="$(abspath $(CYBORG_PATH))" $(BIN)/python -m pytest tests/envs/test_cyborg.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

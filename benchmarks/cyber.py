@@ -83,7 +83,7 @@ def bare(options: Options) -> float:
     processes = [context.Process(target=step_for, args=arguments) for _ in range(os.cpu_count() or 1)]
     for process in processes:
         process.start()
-    rates = [results.get() for _ in processes]
+    rates: list[float] = [results.get() for _ in processes]
     for process in processes:
         process.join()
     return sum(rates)

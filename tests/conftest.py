@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,3 +21,33 @@ processes.preload([*registry.WORKER_MODULES, "toy_envs"])
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="session")
+def ray_nodes() -> Iterator[Any]:
+    """A private Ray with one node, started once: it takes longer than most tests. Nodes that a test adds it removes."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from freerun.collectors.ray_cluster import private_environment
+
+    # A node that is gone is noticed after two seconds instead of twenty.
+    soon = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_timeout_ms": 1000}
+    with private_environment():
+        node = {
+            "num_cpus": 8,
+            "include_dashboard": False,
+            "_system_config": {**soon, "health_check_failure_threshold": 3},
+        }
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+        ray.init(cluster.address, log_to_driver=False, logging_level="error")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _ray_where_it_is_needed(request: pytest.FixtureRequest) -> None:
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and any(isinstance(value, str) and value == "ray" for value in callspec.params.values()):
+        request.getfixturevalue("ray_nodes")

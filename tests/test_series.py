@@ -11,7 +11,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from freerun import experiment, series
+from freerun import experiment, series, training
 from freerun.cli import main
 from freerun.core import UserError
 from freerun.registry import make_config
@@ -52,11 +52,10 @@ def test_each_is_trained_as_if_it_were_alone(tmp_path: Path) -> None:
 
 def test_the_second_finds_the_workers_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[int]] = []
-    train = experiment.train
 
     def noted(*arguments: Any) -> None:
         seen.append({process.pid for process in psutil.Process().children(recursive=True)})
-        train(*arguments)
+        training.train(*arguments)
 
     monkeypatch.setattr(experiment, "train", noted)
     series.run_workflows(config(tmp_path, max_lag=1))

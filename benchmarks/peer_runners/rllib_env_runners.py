@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from functools import partial
 
 import measuring
-import ray  # type: ignore[import-not-found]
-from ray.rllib.algorithms.ppo import PPOConfig  # type: ignore[import-not-found]
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # type: ignore[import-not-found]
-from ray.rllib.execution.rollout_ops import synchronous_parallel_sample  # type: ignore[import-not-found]
-from ray.tune.registry import register_env  # type: ignore[import-not-found]
+import ray
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
+from ray.tune.registry import register_env
 from workloads import Workload, make_env
 
 STEPS_PER_SAMPLE = 32

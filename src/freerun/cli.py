@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -136,6 +138,8 @@ class _Eval:
     """Film each episode as a GIF in this folder."""
     seed: int | None = None
     """Seed of the episodes (derived from the run's seed if not given)."""
+    compare: bool = False
+    """For cyber defence: beside defenders that sleep, act at random, or restore on sight."""
     sample: bool = False
     """Sample actions as in training, instead of taking the most likely ones."""
 
@@ -145,11 +149,26 @@ def evaluate(words: list[str]) -> int:
     options = tyro.cli(_Eval, args=words, prog="freerun eval", description=evaluate.__doc__)
     from freerun import evaluation
 
+    if options.compare:
+        _print_comparison(evaluation.compare(options.run_dir, options.episodes, options.seed))
+        return 0
     result = evaluation.evaluate(options.run_dir, options.episodes, options.seed, not options.sample, options.render)
     print(result)
     for path in result.pictures:
         print(path)
     return 0
+
+
+def _print_comparison(evaluations: dict[str, Any]) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("defender")
+    table.add_column("mean return", justify="right")
+    table.add_column("deviation", justify="right")
+    for name, found in sorted(evaluations.items(), key=lambda item: -statistics.mean(item[1].returns)):
+        deviation = statistics.stdev(found.returns) if len(found.returns) > 1 else 0.0
+        style = "bold green" if name == "trained" else None
+        table.add_row(name, f"{statistics.mean(found.returns):.1f}", f"{deviation:.1f}", style=style)
+    Console().print(table)
 
 
 # ---------------------------------------------------------------------------------------------- list, check-env

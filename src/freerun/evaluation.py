@@ -12,6 +12,7 @@ import numpy as np
 from freerun.algorithms.actor import MLPActor
 from freerun.collectors.trials import TRIAL_SEED, Greedy, play
 from freerun.core import Policy, UserError
+from freerun.envs import CYBER_ENVS, defenders
 from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
 from freerun.experiment import make_factory
 from freerun.persistence.run_folder import RunFolder
@@ -74,6 +75,21 @@ def evaluate(
     finally:
         env.close()
     return evaluation
+
+
+def compare(run_dir: str | Path, num_episodes: int = 10, seed: int | None = None) -> dict[str, Evaluation]:
+    """The trained defender and those that learn nothing, on the same episodes."""
+    config = make_config(RunFolder.open(Path(run_dir)).read_config())
+    if config.env not in CYBER_ENVS:
+        raise UserError(f"--compare is for cyber-defence environments: {' and '.join(CYBER_ENVS)}")
+    lane = make_factory(config).make_lane()
+    chosen = TRIAL_SEED + config.seed if seed is None else seed
+    others = {}
+    for name, defender in defenders.DEFENDERS.items():
+        returns = defenders.play(lane, defender, chosen, num_episodes)
+        others[name] = Evaluation(returns, [], [])
+    lane.close()
+    return {"trained": evaluate(run_dir, num_episodes, seed), **others}
 
 
 class _Camera:

@@ -30,6 +30,20 @@ def _continuous(num_envs: int, num_collectors: int, max_queue_size: int, collect
 
 
 PRESETS = {
+    "defender": Preset(
+        "a defender of the built-in network against B_line: beats restoring on sight in a minute",
+        {
+            "env": "freerun/NetworkDefence-v0",
+            "total_episodes": 4000,
+            "episodes_per_update": 40,
+            "learning_rate": 2e-3,
+            "minibatch_size": 500,
+            "num_epochs": 5,
+            "envs_per_worker": 4,
+            "normalize_reward": True,
+            "anneal_learning_rate": True,
+        },
+    ),
     "mbpo-inverted-pendulum": _mbpo(
         "InvertedPendulum-v5",
         "10 updates per step",

@@ -78,6 +78,11 @@ MODES = {
         "persistent workers that write into shared memory and wait for nobody: the fastest on one machine",
         config="freerun.collectors.freerun:FreerunConfig",
     ),
+    "ray": Entry(
+        "freerun.collectors.ray:RayActors",
+        "Ray actors on any number of machines: whole episodes or segments, run again where an actor or a node is lost",
+        config="freerun.collectors.ray_config:RayConfig",
+    ),
     "continuous": Entry(
         "freerun.collectors.continuous:Continuous",
         "collectors that never wait, and a queue that drops the oldest: real time (alias v1)",

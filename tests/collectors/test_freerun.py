@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from worker_processes import workers
 
 import freerun
 from freerun.algorithms.actor import ActorSpec, MLPActor
@@ -115,8 +116,7 @@ def test_a_worker_killed_on_segments_leaves_its_episodes_cut_and_training_goes_o
         while time.monotonic() < deadline:
             lines = (run_dir / "metrics.jsonl").read_text().splitlines() if (run_dir / "metrics.jsonl").exists() else []
             if len(lines) >= 3:
-                children = psutil.Process().children(recursive=True)
-                os.kill(next(child.pid for child in children if child.ppid() != os.getpid()), signal.SIGKILL)
+                os.kill(min(workers()), signal.SIGKILL)
                 return
             time.sleep(0.01)
 

@@ -61,6 +61,7 @@ def test_it_trains_in_the_mode_and_the_books_balance(algo: str, mode: str, tmp_p
     assert len(evaluation.evaluate(tmp_path / "run", 1).returns) == 1
 
 
+@pytest.mark.usefixtures("ray_nodes")
 @pytest.mark.parametrize("algo", registry.ALGORITHMS)
 def test_deterministic_runs_end_at_the_same_weights_in_every_mode(algo: str, tmp_path: Path) -> None:
     weights = {}

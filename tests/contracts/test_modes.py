@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from worker_processes import workers
 
 import freerun
 from freerun import registry
@@ -260,11 +261,6 @@ def test_environment_that_cannot_be_built_in_a_worker_ends_the_run_with_its_erro
         pass
 
 
-def workers() -> set[int]:
-    """Grandchildren: the fork server itself stays for the next run of this process and ends with it."""
-    return {child.pid for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()}
-
-
 @pytest.mark.parametrize("mode", registry.MODES)
 def test_close_leaves_no_process(mode: str) -> None:
     before = workers()
@@ -286,7 +282,7 @@ def test_environments_in_workers_are_closed(mode: str, tmp_path: Path) -> None:
 def test_one_training_after_another_with_the_same_workers(mode: str) -> None:
     """Numbers go on in another range, nothing of the first training reaches the second, and nobody is restarted."""
     with collecting(mode, "CartPole-v1", max_lag=0 if registry.MODES[mode].takes_turns else 1) as collector:
-        workers = {process.pid for process in psutil.Process().children(recursive=True)}
+        before = workers()
         for series in range(3):
             if series:
                 collector.renew(series)  # type: ignore[attr-defined]
@@ -300,4 +296,4 @@ def test_one_training_after_another_with_the_same_workers(mode: str) -> None:
                 collector.publish(WEIGHTS, ledger.version)
             assert ledger.episodes == 12
             assert {int(segment.episode[0, 0]) >> SERIES_BITS for segment in segments} == {series}
-        assert {process.pid for process in psutil.Process().children(recursive=True)} == workers
+        assert workers() == before

@@ -40,7 +40,7 @@ class Scripted(gymnasium.Env[Any, Any]):
 @pytest.fixture
 def env_id() -> str:
     if "Scripted-v0" not in gymnasium.registry:
-        gymnasium.register("Scripted-v0", entry_point=lambda: Scripted())
+        gymnasium.register("Scripted-v0", entry_point=lambda **arguments: Scripted())
     return "Scripted-v0"
 
 

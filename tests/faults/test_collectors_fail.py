@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
+from worker_processes import workers
 
 import freerun
 from freerun.core import EnvFailure
@@ -69,8 +69,7 @@ def test_collectors_killed_from_outside(mode: dict[str, Any], run_dir: Path) -> 
         metrics = run_dir / "metrics.jsonl"
         while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") >= 3):
             time.sleep(0.01)
-        children = psutil.Process().children(recursive=True)
-        os.kill(next(child.pid for child in children if child.ppid() != os.getpid()), signal.SIGKILL)
+        os.kill(min(workers()), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
     killer.start()

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from worker_processes import workers
 
 import freerun
 from freerun.core import EnvFailure
 
-MODES = ["pipes", "executor", "freerun"]
+MODES = ["pipes", "executor", "freerun", "ray"]
 SETTINGS = {
     "total_episodes": 60,
     "episodes_per_update": 20,
@@ -59,9 +60,9 @@ def test_workers_killed_from_outside_at_random_moments(mode: str, tmp_path: Path
     def kill_now_and_then() -> None:
         rng = np.random.default_rng(0)
         while not stop.wait(0.9) and len(killed) < 3:
-            workers = [child for child in psutil.Process().children(recursive=True) if _is_worker(child)]
-            if workers:
-                pid = workers[int(rng.integers(len(workers)))].pid
+            at_work = sorted(pid for pid in workers() if _has_lived(pid))
+            if at_work:
+                pid = at_work[int(rng.integers(len(at_work)))]
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
 
@@ -88,10 +89,9 @@ def test_workers_killed_from_outside_at_random_moments(mode: str, tmp_path: Path
     assert result.summary["worker_restarts"] >= 1
 
 
-def _is_worker(process: psutil.Process) -> bool:
-    """A child of the fork server that has lived long enough to be at work."""
+def _has_lived(pid: int) -> bool:
+    """Long enough to be at work."""
     try:
-        parent = process.parent()
-        return parent is not None and parent.ppid() == os.getpid() and time.time() - process.create_time() > 0.2
+        return time.time() - psutil.Process(pid).create_time() > 0.2
     except psutil.NoSuchProcess:
         return False

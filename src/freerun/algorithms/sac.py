@@ -16,7 +16,7 @@ from freerun.algorithms.actor import Activation, ActorSpec, MLPActor
 from freerun.algorithms.capture import Acceleration, Repeated, choose, fused
 from freerun.algorithms.networks import StackedMLP, mlp, share_one_buffer, squash
 from freerun.algorithms.replay import Draw, Replay, ReplayConfig, Steps
-from freerun.core import Demand, EnvSpec, Metrics, Segment, UserError
+from freerun.core import Array, Demand, EnvSpec, Metrics, Segment, UserError
 
 
 @dataclass(frozen=True)
@@ -266,15 +266,19 @@ class OffPolicy:
 
     def observe(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
-            self._real.add(self._steps(segment), torch.from_numpy(segment.version.reshape(-1)).to(self._device))
+            self._real.add(self._steps(segment), self._tensor(segment.version.reshape(-1)))
             self._fresh_steps += segment.num_steps
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        """Arrays that lie in Ray's object store cannot be written, and torch takes none of those: it gets a copy."""
+        return torch.from_numpy(np.require(array, requirements=("C", "W"))).to(self._device)
 
     def _steps(self, segment: Segment) -> Steps:
         num_steps = segment.num_steps
         action = (segment.action.reshape(num_steps, -1) - self._centre) / self._reach
         return Steps(
             *(
-                torch.from_numpy(np.ascontiguousarray(array)).to(self._device).float()
+                self._tensor(array).float()
                 for array in (
                     segment.obs.reshape(num_steps, -1),
                     np.clip(action, -1.0, 1.0),

@@ -12,7 +12,6 @@ from dataclasses import replace
 from freerun.collectors.segments import Parts
 from freerun.core import Counts, Demand, Segment
 
-
 REFRESH_SECONDS = 0.05
 """While the queue is full, a new segment only takes the place of one that nobody has learned from. Each costs the
 learner's process time: with an environment as fast as Pendulum, at full speed, nine tenths of it."""

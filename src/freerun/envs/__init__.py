@@ -7,7 +7,19 @@ BUILT_IN = {
         "freerun.envs.straggler:Straggler",
         "52 observations, 145 actions; steps take 10 ms on average and up to 50 ms: a slow, uneven simulator",
     ),
+    "freerun/NetworkDefence-v0": (
+        "freerun.envs.network_defence:NetworkDefence",
+        "52 observations, 145 actions: defend 13 hosts against a red_agent, in the shape and with the scores of CAGE 2",
+    ),
+    "cyborg/CAGE2-v0": (
+        "freerun.envs.cyborg:CAGE2",
+        "CAGE challenge 2 in your own copy of CybORG (cyborg_path): the same numbers, the original simulator",
+    ),
 }
+VECTORISED = {"freerun/NetworkDefence-v0": "freerun.envs.network_defence:NetworkDefenceVector"}
+"""Environments of which many are stepped in one call, as a `core.VectorEnv`."""
+CYBER_ENVS = ("freerun/NetworkDefence-v0", "cyborg/CAGE2-v0")
+"""Those that --red-agent, --episode-steps and --workflow are for."""
 OTHERS = {
     "any Gymnasium id": "CartPole-v1, LunarLander-v3 (freerun[box2d]), HalfCheetah-v5 (freerun[mujoco]), …",
     "module:callable": "your own: a class or function that returns a gymnasium.Env",

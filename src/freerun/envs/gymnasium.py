@@ -16,8 +16,8 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
-import freerun.envs  # noqa: F401 - registers the built-in environments
-from freerun.core import Array, EnvFailure, EnvSpec, StepResult, UserError, import_callable
+import freerun.envs
+from freerun.core import Array, EnvFailure, EnvSpec, StepResult, UserError, VectorEnv, import_callable
 from freerun.transport import processes
 
 EnvName = str | Callable[..., "gymnasium.Env[Any, Any]"]
@@ -45,7 +45,11 @@ class GymnasiumFactory:
             env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
         return Lane(env)
 
-    def make(self, num_envs: int) -> Lanes:
+    def make(self, num_envs: int) -> VectorEnv:
+        vectorised = freerun.envs.VECTORISED.get(self.env) if isinstance(self.env, str) else None
+        if vectorised is not None and self.max_episode_steps is None:
+            many: VectorEnv = import_callable(vectorised, "environment")(num_envs, **self.env_args)
+            return many
         return Lanes([self.make_lane() for _ in range(num_envs)])
 
     def make_parallel(self, num_envs: int) -> ParallelLanes:

@@ -32,13 +32,13 @@ def context() -> ForkServerContext:
     """Processes forked from a server that never loads torch: safe with threads and CUDA in the learner."""
     ctx = multiprocessing.get_context("forkserver")
     ctx.set_forkserver_preload(list(_preload))
-    with _environment(ONE_THREAD):
+    with environment(ONE_THREAD):
         forkserver.ensure_running()
     return ctx
 
 
 @contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
+def environment(variables: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,0 +1,348 @@
+"""`ray`: Ray actors on any number of machines; whole episodes or segments, taken with `ray.wait` as they finish."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any
+
+import cloudpickle
+import psutil
+
+from freerun.collectors import ray_cluster
+from freerun.collectors.crew import SHORT_UNIT_SECONDS, Rest
+from freerun.collectors.exchange import Exchange, logger
+from freerun.collectors.ray_config import RayConfig
+from freerun.collectors.rounds import Rounds
+from freerun.collectors.segments import SegmentRounds
+from freerun.core import CollectorSettings, Demand, EnvFactory, EnvFailure, FloatArray, Policy, Segment, UserError
+from freerun.transport import processes
+
+# Ray itself after `ray_cluster`, which says what to do where it is missing.
+import ray  # isort: skip
+from ray.actor import ActorHandle  # isort: skip
+from ray.exceptions import RayError, RayTaskError  # isort: skip
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # isort: skip
+from freerun.collectors.ray_actor import ActorSetup, FreerunActor, Hello, Played  # isort: skip
+
+WAIT_SECONDS = 0.01
+"""`ray.wait` cannot be woken: room that the learner has made is dealt out so much later at most."""
+MOST_CALLS = 2
+"""Of one actor, under way: the second begins when the first returns, without a word from here."""
+MOST_UNITS_AHEAD = 64
+CLOSE_SECONDS = 1.0
+LOOK_SECONDS = 2.0
+"""Between two looks at which nodes there are."""
+START_SECONDS = 120.0
+"""Then a run begins with the workers that are there, if any."""
+
+
+@dataclass(eq=False)
+class Peer:
+    """An actor as the learner sees it."""
+
+    index: int
+    handle: ActorHandle
+    room: int
+    """Units that it may hold at once."""
+    started: float
+    hello: Hello | None = None
+    """It is ready."""
+    publication: int = 0
+    """The newest that it has been told of."""
+    num_calls: int = 0
+    units: list[int] = field(default_factory=list)
+    """Granted to it and not back yet."""
+    owed: list[int] = field(default_factory=list)
+    """Lost with the actor that it replaces, and for nobody else to run."""
+    bound_for: str | None = None
+    """The node that it is to move to, once it has finished what it holds."""
+
+
+class RayActors(Exchange):
+    """One thread calls the actors and hears them, while the learner updates.
+
+    An actor that dies, with its node or alone, is created again wherever Ray finds room; one whose environment raises
+    ends the run. An actor whose result is lost counts as dead: so nothing of it can arrive twice.
+    """
+
+    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: RayConfig):
+        if config.segment_steps is not None and settings.deterministic:
+            raise UserError(
+                "--deterministic compares whole episodes, which segments cut into pieces: leave --segment-steps out"
+            )
+        self._config = config
+        self._segments: SegmentRounds | None = None
+        if config.segment_steps is not None:
+            unit_steps = config.segment_steps * config.envs_per_worker
+            self._segments = SegmentRounds(settings.num_workers, settings.max_lag, unit_steps)
+        self._rounds = self._segments or Rounds(settings.max_lag)
+        super().__init__(settings.num_workers, self._rounds, tolerant=False)
+        self.weights_seconds = 0.0  # that actors spent on taking weights, all together; read by benchmarks
+        self.publish_seconds = 0.0
+        self._weights: list[ray.ObjectRef] = []
+        self._publication = 0  # unlike versions, these go on from one training to the next
+        self._peers: list[Peer] = []
+        self._calls: dict[ray.ObjectRef, Peer] = {}
+        self._resting: list[Rest] = []
+        self._counted_failure = -math.inf  # when
+        self._known_nodes: set[str] = set()
+        self._next_look = 0.0
+        self._closing = False
+        self._pump = Thread(target=self._serve, name="freerun-ray", daemon=True)
+        self._connection = ray_cluster.connect(config, settings.num_workers)
+        try:
+            self._setup = ray.put(
+                ActorSetup(
+                    cloudpickle.dumps((factory, policy)),
+                    settings.seed,
+                    config.envs_per_worker,
+                    config.segment_steps,
+                    settings.num_workers,
+                    tuple(path for path in sys.path if path),
+                )
+            )
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        super()._start()
+        self._known_nodes = _nodes()
+        for index in range(self.num_workers):
+            self._start_actor(index)
+        self._pump.start()
+        deadline = time.monotonic() + START_SECONDS
+        self._wait_for(lambda: self._num_ready() >= (self.num_workers if time.monotonic() < deadline else 1) or None)
+        if self._num_ready() < self.num_workers:
+            logger.warning("%d of %d workers are there; the run begins", self._num_ready(), self.num_workers)
+
+    def _num_ready(self) -> int:
+        return sum(peer.hello is not None for peer in self._peers)
+
+    # ------------------------------------------------------------------------------------------ the learner's thread
+
+    def publish(self, weights: FloatArray, version: int) -> None:
+        started = time.perf_counter()
+        reference = ray.put(weights)
+        with self._changed:
+            self._weights = [reference]
+            self._publication += 1
+            self._store.version = version
+        self.publish_seconds += time.perf_counter() - started
+
+    def renew(self, series: int) -> None:
+        if self._segments is not None:
+            raise RuntimeError("workers that hand over parts of episodes must be started anew")
+        with self._changed:
+            self._rounds.renew(series)
+
+    def collect(self, demand: Demand) -> list[Segment]:
+        self._config.check(demand)
+        return super().collect(demand)
+
+    def _room_was_made(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------------------------------ the pump thread
+
+    def _serve(self) -> None:
+        try:
+            while not self._closing:
+                for reference in self._arrived():
+                    if reference in self._calls:  # not of an actor that was given up a moment ago
+                        self._hear(reference)
+                self._look_at_nodes()
+                self._start_rested()
+                with self._changed:
+                    self._deal()
+                    self._changed.notify_all()
+        except Exception as failure:  # reaches the user through `collect`
+            self._end_with(failure)
+
+    def _arrived(self) -> list[ray.ObjectRef]:
+        """Calls that have returned, or failed."""
+        if not self._calls:
+            with self._changed:
+                self._changed.wait(WAIT_SECONDS)
+            return []
+        ready: list[ray.ObjectRef]
+        ready, others = ray.wait(list(self._calls), num_returns=1, timeout=WAIT_SECONDS)
+        if ready and others:
+            ready += ray.wait(others, num_returns=len(others), timeout=0)[0]
+        return ready
+
+    def _hear(self, reference: ray.ObjectRef) -> None:
+        peer = self._calls.pop(reference)
+        peer.num_calls -= 1
+        try:
+            reply = ray.get(reference)
+        except RayTaskError as error:
+            if not isinstance(error.cause, RayError):
+                raise EnvFailure(f"a worker failed:\n{error}") from None
+            self._replace(peer, error)
+            return
+        except RayError as error:
+            self._replace(peer, error)
+            return
+        if isinstance(reply, Exception):
+            raise reply
+        if isinstance(reply, Hello):
+            peer.hello = reply
+            return
+        assert isinstance(reply, Played)
+        self.weights_seconds += reply.weights_seconds
+        for unit, segment in reply.segments.items():
+            self._finish(peer.index, unit, segment)
+            peer.units.remove(unit)
+            peer.room = self._room(segment.seconds)
+
+    def _room(self, unit_seconds: float) -> int:
+        """Short units are dealt out ahead, as many as fill two calls; and where lanes take turns, some in any case."""
+        num_lanes = self._config.envs_per_worker
+        if self._segments is not None:
+            return 2
+        if num_lanes == 1 and unit_seconds >= SHORT_UNIT_SECONDS:
+            return 1
+        ahead = math.ceil(num_lanes * SHORT_UNIT_SECONDS / max(unit_seconds, 1e-6))
+        return num_lanes + min(MOST_UNITS_AHEAD, max(ahead, num_lanes // 2))
+
+    def _deal(self) -> None:
+        """Grant what may start, to those first who hold least: nobody hoards what another could be running."""
+        free = [peer for peer in self._peers if peer.hello and not peer.bound_for and peer.num_calls < MOST_CALLS]
+        granted: dict[Peer, list[int]] = {}
+        for num_held in range(max((peer.room for peer in free), default=0)):
+            for peer in free:
+                if num_held == len(peer.units) < peer.room:
+                    unit = peer.owed.pop(0) if peer.owed else self._store.next()
+                    if unit is None:
+                        continue
+                    peer.units.append(unit)
+                    granted.setdefault(peer, []).append(unit)
+        for peer, units in granted.items():
+            self._call(peer, units)
+        for peer in self._peers:
+            # Units that it holds need a call to come back with; and one that waits there saves it from waiting.
+            if peer.units and (peer.num_calls == 0 or (len(peer.units) > 1 and peer.num_calls < MOST_CALLS)):
+                self._call(peer, [])
+
+    def _call(self, peer: Peer, units: list[int]) -> None:
+        weights = self._weights if self._publication > peer.publication else []
+        peer.publication = self._publication
+        self._expect(peer.handle.play.remote(units, self._store.version, weights), peer)
+
+    def _expect(self, reference: ray.ObjectRef, peer: Peer) -> None:
+        self._calls[reference] = peer
+        peer.num_calls += 1
+
+    # ------------------------------------------------------------------------------------------ actors come and go
+
+    def _start_actor(self, index: int, node: str | None = None) -> Peer:
+        first_episode = 0 if self._segments is None else self._segments.parts.next_episode(index)
+        where: Any = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
+        cpus = self._config.cpus_per_worker
+        # Up to one CPU, Ray itself sees to it that numpy has one thread.
+        runtime_env = {"env_vars": processes.ONE_THREAD} if cpus > 1 else None
+        actor = ray.remote(FreerunActor).options(
+            num_cpus=cpus, scheduling_strategy=where, max_restarts=0, max_task_retries=0, runtime_env=runtime_env
+        )
+        handle = actor.remote(self._setup, first_episode)
+        peer = Peer(index, handle, self._config.envs_per_worker, time.monotonic())
+        self._peers.append(peer)
+        self._expect(handle.start.remote(), peer)
+        return peer
+
+    def _replace(self, peer: Peer, error: RayError) -> None:
+        self._forget(peer)
+        # `error` may end in the actor's whole log.
+        failure = EnvFailure(f"worker {peer.index} died: {' '.join(str(error).split())[:500]}")
+        rest_seconds = 0.0
+        if peer.started > self._counted_failure:
+            rest_seconds = self._restart_after(peer.index, failure)
+            self._counted_failure = time.monotonic()
+        else:  # it fell with others, as when a node goes: that is one failure, not many in a row
+            with self._changed:
+                self._store.book.worker_restarts += 1
+        owed: list[int] = []
+        with self._changed:
+            if self._segments is not None:
+                self._segments.parts.end_worker(peer.index)
+                owed = peer.units + peer.owed
+            else:
+                for unit in peer.units:
+                    self._store.lost(unit)
+        self._resting.append(Rest(time.monotonic() + rest_seconds, peer.index, owed))
+
+    def _forget(self, peer: Peer) -> None:
+        """Nothing more is heard of it, whatever it may still do."""
+        self._peers.remove(peer)
+        self._calls = {reference: other for reference, other in self._calls.items() if other is not peer}
+        with contextlib.suppress(RayError):
+            ray.kill(peer.handle)
+
+    def _start_rested(self) -> None:
+        for rest in [rest for rest in self._resting if rest.until <= time.monotonic()]:
+            self._resting.remove(rest)
+            self._start_actor(rest.index).owed = rest.owed
+
+    def _look_at_nodes(self) -> None:
+        """A node that has joined gets its share of the actors. (Ray itself places those that had found no room.)"""
+        if self._connection.is_private or self._segments is not None:
+            return
+        if time.monotonic() >= self._next_look and self._num_ready() == self.num_workers:
+            self._next_look = time.monotonic() + LOOK_SECONDS
+            nodes = _nodes()
+            for node in nodes - self._known_nodes:
+                self._send_some_to(node, self.num_workers // len(nodes))
+            self._known_nodes = nodes
+        for peer in [peer for peer in self._peers if peer.bound_for and not peer.units and not peer.num_calls]:
+            self._say_goodbye([peer])
+            self._forget(peer)
+            self._start_actor(peer.index, peer.bound_for)
+
+    def _send_some_to(self, node: str, share: int) -> None:
+        places = {peer: peer.hello.node for peer in self._peers if peer.hello}
+        for _ in range(share - list(places.values()).count(node)):
+            (crowded, _), *_ = Counter(place for place in places.values() if place != node).most_common(1)
+            peer = next(peer for peer, place in places.items() if place == crowded)
+            peer.bound_for = places[peer] = node
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def _say_goodbye(self, peers: list[Peer]) -> None:
+        with contextlib.suppress(RayError):
+            goodbyes = [peer.handle.close.remote() for peer in peers]
+            if goodbyes:
+                ray.wait(goodbyes, num_returns=len(goodbyes), timeout=CLOSE_SECONDS)
+
+    def close(self) -> None:
+        super().close()
+        self._closing = True
+        if self._pump.is_alive():
+            self._pump.join()
+        peers = list(self._peers)
+        self._say_goodbye(peers)
+        for peer in peers:
+            self._forget(peer)
+        if ray.is_initialized():
+            here = ray.get_runtime_context().get_node_id()
+            _wait_for_end([peer.hello.pid for peer in peers if peer.hello and peer.hello.node == here])
+        self._connection.close()
+
+
+def _nodes() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
+
+
+def _wait_for_end(pids: list[int]) -> None:
+    """Ray kills a process some time after it was asked to."""
+    deadline = time.monotonic() + CLOSE_SECONDS
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.005)

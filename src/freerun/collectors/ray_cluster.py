@@ -1,0 +1,204 @@
+"""Reaching a Ray cluster, or starting a private one on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freerun.collectors.ray_config import RayConfig
+from freerun.core import UserError
+from freerun.transport import processes
+
+try:
+    import grpc
+    import ray
+    from ray._private import ray_constants, services
+    from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+    from ray._raylet import Config
+    from ray.exceptions import RayError
+except ModuleNotFoundError:
+    raise UserError("--mode ray needs Ray: pip install 'freerun[ray]'") from None
+
+logger = logging.getLogger("freerun")
+
+PROBE_SECONDS = 3.0
+"""`ray.init` waits for ten minutes where nobody answers: ask first."""
+ROOM_SECONDS = 3.0
+"""What an earlier run has freed is offered again a moment later."""
+TOKEN = secrets.token_hex(32)
+"""Of private clusters: one per process, for Ray reads it only once. It is never written to a file."""
+PRIVATE = {
+    **processes.ONE_THREAD,
+    # Processes of a machine that is no part of a cluster listen on 127.0.0.1 only; on Linux that must be asked for.
+    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_register_timeout_seconds": "300",  # a hundred starting at once share few cores
+}
+
+
+@dataclass(frozen=True)
+class Connection:
+    """To a cluster. What was connected or started here ends here; a Ray that the caller had started stays."""
+
+    is_ours: bool
+    is_private: bool
+
+    def close(self) -> None:
+        if self.is_ours:
+            ray.shutdown()
+
+
+def connect(config: RayConfig, num_workers: int) -> Connection:
+    """Use the Ray that this process has, or start a private one, or reach one; and see that the workers fit."""
+    runtime_env = _runtime_env(config.ray_runtime_env)
+    if ray.is_initialized():
+        if runtime_env:
+            raise UserError("--ray-runtime-env comes too late, for ray.init() was called before: give it there")
+        connection = Connection(is_ours=False, is_private=False)
+    elif config.ray_address == "local":
+        _start_private(num_workers, config.cpus_per_worker, runtime_env)
+        return Connection(is_ours=True, is_private=True)
+    else:
+        _reach(config.ray_address, runtime_env)
+        connection = Connection(is_ours=True, is_private=False)
+    try:
+        _check_room(num_workers, config.cpus_per_worker)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _start_private(num_workers: int, cpus_per_worker: float, runtime_env: dict[str, Any]) -> None:
+    """For this process alone: no dashboard, on 127.0.0.1, with a token that only its processes know.
+
+    Ray thinks that a process per CPU may be starting: here that is a word, not a core.
+    """
+    num_cpus = max(os.cpu_count() or 1, num_workers, math.ceil(num_workers * cpus_per_worker))
+    with private_environment():
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            runtime_env=runtime_env or None,
+        )
+
+
+@contextlib.contextmanager
+def private_environment() -> Iterator[None]:
+    """In which processes of Ray must be started to be private ones."""
+    variables = dict(PRIVATE)
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        variables["RAY_AUTH_TOKEN"] = TOKEN
+    variables["RAY_AUTH_MODE"] = "token"
+    was_enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from the environment when Ray was imported
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with processes.environment(variables):
+            Config.initialize("")  # what Ray has read from the environment, again
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = was_enabled
+
+
+# ---------------------------------------------------------------------------------------------- a cluster of others
+
+
+def _reach(address: str, runtime_env: dict[str, Any]) -> None:
+    if not address.startswith("ray://"):
+        try:
+            address = services.canonicalize_bootstrap_address(address)  # what `auto` finds; not 127.0.0.1
+        except ConnectionError:
+            raise UserError(
+                "--ray-address auto found no cluster on this machine: start one (docs/cluster.md says how), set "
+                "RAY_ADDRESS, or leave --ray-address out for a private one"
+            ) from None
+    probe(address)
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.WARNING, runtime_env=runtime_env or None)
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise UserError(f"the Ray cluster at {address} cannot be used: {' '.join(str(error).split())[:500]}") from None
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        logger.warning(
+            "the Ray cluster at %s asks for no token: whoever reaches its ports can run anything on it; "
+            "docs/cluster.md says how to start one that does",
+            address,
+        )
+
+
+def probe(address: str) -> None:
+    """Say at once that nobody is there, or somebody else, or that a token is missing."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    nobody = f"no Ray cluster answers at {address}: is it running, and is the port right?"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+    except OSError as error:
+        raise UserError(f"{nobody} ({error})") from None
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return
+    channel = grpc.insecure_channel(f"{host}:{port}")
+    try:
+        grpc.channel_ready_future(channel).result(timeout=PROBE_SECONDS)
+        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
+        token = {name.lower(): value for name, value in get_auth_headers_if_auth_enabled({}).items()}
+        ask(b"", timeout=PROBE_SECONDS, metadata=tuple(token.items()))
+    except grpc.FutureTimeoutError:
+        raise UserError(f"{nobody} (whoever listens there does not speak gRPC)") from None
+    except grpc.RpcError as error:  # the server of ray:// does not know the question, but must be allowed to say so
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            raise UserError(
+                f"the Ray cluster at {address} asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+                "RAY_AUTH_TOKEN_PATH to the one that it was started with"
+            ) from None
+    finally:
+        channel.close()
+
+
+def _check_room(num_workers: int, cpus_per_worker: float) -> None:
+    if cpus_per_worker == 0:
+        return
+    deadline = time.monotonic() + ROOM_SECONDS
+    while True:
+        sizes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+        free = ray.available_resources().get("CPU", 0.0)
+        fitting = min(sum(int(size / cpus_per_worker) for size in sizes), int(free / cpus_per_worker + 1e-6))
+        if fitting >= num_workers:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    nodes = "1 node" if len(sizes) == 1 else f"{len(sizes)} nodes"
+    least = math.floor(1000 * free / num_workers) / 1000
+    raise UserError(
+        f"the Ray cluster has {sum(sizes):g} CPUs on {nodes}, {free:g} of them free, "
+        f"and {num_workers} workers with {cpus_per_worker:g} each need {num_workers * cpus_per_worker:g}: "
+        f"--num-workers {fitting} would fit, or --cpus-per-worker {least:g} (0 sets no limit)"
+    )
+
+
+def _runtime_env(path: str | None) -> dict[str, Any]:
+    """A folder becomes the workers' working directory; a file holds Ray's own runtime_env as JSON."""
+    if path is None:
+        return {}
+    if Path(path).is_dir():
+        return {"working_dir": path}
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read --ray-runtime-env {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f'--ray-runtime-env {path} must hold a JSON object such as {{"working_dir": "."}}')
+    return content

@@ -1,0 +1,52 @@
+"""The settings of mode `ray`, apart from what needs Ray itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from freerun.collectors.freerun import FreerunConfig
+from freerun.core import Demand, UserError
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """Mode `ray`: which cluster, and what its workers are."""
+
+    ray_address: str = "local"
+    """local starts a private Ray on this machine; auto takes the cluster that this machine belongs to; HOST:PORT or
+    ray://HOST:PORT name one. docs/cluster.md shows how to start one that is safe."""
+    cpus_per_worker: float = 0.1
+    """What the cluster reserves for a worker: 1 for environments that compute, little for those that mostly wait."""
+    ray_runtime_env: str | None = None
+    """Your own code on other machines: a folder, or a JSON file with Ray's runtime_env."""
+    envs_per_worker: int = 1
+    """Environments that a worker steps in turn, with one call of the policy for all: for environments that are fast."""
+    segment_steps: int | None = None
+    """Hand over so many steps of all of a worker's environments at a time (whole episodes if not given)."""
+
+    def __post_init__(self) -> None:
+        self._task  # noqa: B018 - it checks itself
+        if self.cpus_per_worker < 0:
+            raise UserError(f"--cpus-per-worker must be 0 or more, not {self.cpus_per_worker}")
+        if self.ray_address not in ("local", "auto") and not re.fullmatch(r"(ray://)?[^/]+:\d+", self.ray_address):
+            raise UserError(
+                f"--ray-address is local, auto, HOST:PORT or ray://HOST:PORT, not {self.ray_address!r}; the ports are "
+                "6379 and 10001 where nothing else was said"
+            )
+
+    @property
+    def _task(self) -> FreerunConfig:
+        return FreerunConfig(self.envs_per_worker, self.segment_steps)
+
+    @property
+    def num_workers(self) -> int | None:
+        return None
+
+    @property
+    def unit_steps(self) -> int | None:
+        return None
+
+    def check(self, demand: Demand) -> None:
+        """Whether an algorithm that demands this can be served."""
+        self._task.check(demand)

@@ -1,0 +1,155 @@
+"""Actors, nodes and objects that are lost: their episodes are run again, with the same result; new nodes get work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray._private.internal_api import free
+from worker_processes import workers
+
+import freerun
+from freerun.algorithms.actor import ActorSpec, MLPActor
+from freerun.collectors.ray import RayActors
+from freerun.collectors.ray_cluster import private_environment
+from freerun.collectors.ray_config import RayConfig
+from freerun.core import CollectorSettings, Demand
+from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.telemetry.ledger import Ledger
+
+AUDIT: dict[str, Any] = {"env": "toy_envs:Audit", "env_args": {"step_seconds": 0.001}}
+SETTINGS: dict[str, Any] = {"total_episodes": 60, "episodes_per_update": 20, "num_epochs": 1, "quiet": True}
+
+
+@pytest.fixture
+def second_node(ray_nodes: Any) -> Iterator[Any]:
+    with private_environment():
+        node = ray_nodes.add_node(num_cpus=8)
+    yield node
+    if node in ray_nodes.worker_nodes:
+        ray_nodes.remove_node(node)
+
+
+@contextmanager
+def after_updates(run_dir: Path, num_updates: int, act: Any) -> Iterator[None]:
+    """Act from another thread, once a run has got so far."""
+
+    def wait_and_act() -> None:
+        metrics = run_dir / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if metrics.exists() and metrics.read_text().count("\n") >= num_updates:
+                time.sleep(0.1)  # into the next round
+                act()
+                return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_a_node_removed_in_the_middle_of_a_run_changes_nothing(
+    ray_nodes: Any, second_node: Any, tmp_path: Path
+) -> None:
+    reference = freerun.train(
+        **AUDIT, **SETTINGS, mode="sequential", deterministic=True, run_dir=tmp_path / "undisturbed"
+    )
+    run_dir = tmp_path / "run"
+    with after_updates(run_dir, 1, lambda: ray_nodes.remove_node(second_node, allow_graceful=False)):
+        result = freerun.train(
+            **AUDIT, **SETTINGS, mode="ray", num_workers=4, max_lag=0, deterministic=True, run_dir=run_dir
+        )
+    np.testing.assert_array_equal(result.policy.weights, reference.policy.weights)
+    assert result.summary["worker_restarts"] == 2, "half of the actors were there"
+    ledger = result.summary["ledger"]
+    assert ledger["rerun"] >= 1
+    assert ledger["started"] == ledger["trained"] == 60
+    assert ledger["episodes_by_length"] == reference.summary["ledger"]["episodes_by_length"]
+
+
+def test_a_node_that_joins_gets_work(ray_nodes: Any) -> None:
+    factory = GymnasiumFactory("toy_envs:Audit", {"short": 5, "long": 5})
+    policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
+    collector = RayActors(factory, policy, CollectorSettings(4, 1, seed=3), RayConfig())
+    ledger = Ledger()
+    node = None
+    try:
+        collector.publish(policy.weights, 0)
+        places: Counter[str] = Counter()
+        deadline = time.monotonic() + 30
+        while len(places) < 2 and time.monotonic() < deadline:
+            ledger.account(collector.collect(Demand(episodes=20)))
+            ledger.trained()
+            ledger.check_balance(collector.counts())
+            if node is None:
+                with private_environment():
+                    node = ray_nodes.add_node(num_cpus=8)
+            places = Counter(peer.hello.node for peer in collector._peers if peer.hello)
+            time.sleep(0.02)
+        assert sorted(places.values()) == [2, 2]
+        assert collector.counts().worker_restarts == 0
+        assert collector.counts().episodes_rerun == 0
+    finally:
+        collector.close()
+        if node is not None:
+            ray_nodes.remove_node(node)
+
+
+@pytest.mark.usefixtures("ray_nodes")
+def test_a_lost_result_is_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lost: list[Any] = []
+    hear = RayActors._hear
+
+    def lose_one(self: RayActors, reference: Any) -> None:
+        if self._calls[reference].units and not lost:
+            lost.append(reference)
+            free([reference])
+        hear(self, reference)
+
+    reference = freerun.train(
+        **AUDIT, **SETTINGS, mode="sequential", deterministic=True, run_dir=tmp_path / "undisturbed"
+    )
+    monkeypatch.setattr(RayActors, "_hear", lose_one)
+    result = freerun.train(**AUDIT, **SETTINGS, mode="ray", num_workers=2, deterministic=True, run_dir=tmp_path / "run")
+    assert lost
+    np.testing.assert_array_equal(result.policy.weights, reference.policy.weights)
+    assert result.summary["worker_restarts"] == 1
+    assert result.summary["ledger"]["started"] == result.summary["ledger"]["trained"] == 60
+    assert result.summary["ledger"]["rerun"] >= 1
+
+
+@pytest.mark.usefixtures("ray_nodes")
+def test_an_actor_killed_on_segments_leaves_its_episodes_cut_and_training_goes_on(run_dir: Path) -> None:
+    with after_updates(run_dir, 3, lambda: os.kill(min(workers()), signal.SIGKILL)):
+        result = freerun.train(
+            "toy_envs:Audit",
+            mode="ray",
+            num_workers=2,
+            envs_per_worker=4,
+            segment_steps=25,
+            steps_per_update=400,
+            total_steps=12_000,
+            num_epochs=1,
+            env_args={"step_seconds": 0.0005},
+            quiet=True,
+            run_dir=run_dir,
+        )
+    ledger = result.summary["ledger"]
+    assert result.summary["worker_restarts"] == 1
+    assert 0 < ledger["cut"] <= 4
+    assert ledger["started"] == ledger["trained"] + ledger["handed_over_untrained"] + ledger["cut"]
+    assert ray.is_initialized(), "it was there before the run"
