@@ -1,8 +1,8 @@
 """Episodes per second of every mode on cyber-defence environments, as a share of what the machine can do.
 
-The limit is the same environments stepped with random actions and nothing else, one process per core. Every mode trains
-PPO meanwhile (100 episodes an update): the environment keeps the cores busy, so the learner's own time is lost to it.
-Modes run interleaved and repeated; medians count.
+The limit is the same environments stepped with random actions and nothing else, one process per core. Every mode is
+measured twice: with a learner that takes 100 episodes at a time and learns nothing, and with PPO. The environments keep
+the cores busy, so what PPO computes is lost to them. Modes run interleaved and repeated; medians count.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import torch
 import tyro
 
+from freerun.core import Metrics
 from freerun.experiment import Pool, complete, make_factory
 from freerun.registry import ALGORITHMS, MODES, make_config
 from freerun.telemetry.budget import Budget
@@ -42,9 +44,11 @@ class Options:
     """Ways of collecting."""
     num_workers: int = os.cpu_count() or 1
     """Worker processes: the environment keeps a core busy."""
+    envs_per_worker: int = 1
+    """Of mode `freerun`: environments that share a call of the policy."""
     num_epochs: int = 4
     """Of every PPO update."""
-    seconds: float = 15.0
+    seconds: float = 8.0
     """Length of a run, about."""
     repeats: int = 3
     """Runs of each."""
@@ -89,18 +93,32 @@ def bare(options: Options) -> float:
     return sum(rates)
 
 
-def measure(options: Options, mode: str, total_episodes: int) -> dict[str, float]:
+class Onlooker:
+    """Demands what PPO demands, and learns nothing."""
+
+    def __init__(self, algorithm: Any):
+        self._algorithm = algorithm
+        self.policy, self.demand = algorithm.policy, algorithm.demand
+        self.observe, self.state_dict = algorithm.observe, algorithm.state_dict
+        self.load_state_dict = algorithm.load_state_dict
+
+    def update(self, version: int, progress: float) -> Metrics:
+        self._algorithm._segments = []
+        return {}
+
+
+def measure(options: Options, mode: str, total_episodes: int, training: bool) -> dict[str, float]:
     """Rate once warm, and the seconds from nothing to full speed."""
     settings: dict[str, Any] = {"env": options.env, "mode": mode, "total_episodes": total_episodes, "quiet": True}
     settings |= {"episodes_per_update": 100, "num_epochs": options.num_epochs, "minibatch_size": 2000}
     settings |= {"num_workers": 1 if mode == "sequential" else options.num_workers, "env_args": options.env_args}
     if mode == "freerun":
-        settings["envs_per_worker"] = 1
+        settings["envs_per_worker"] = options.envs_per_worker
     config = complete(make_config(settings))
     pool = Pool(make_factory(config))
     algorithm = ALGORITHMS[config.algo].load()(pool.factory.spec, config.algorithm, 0, "cpu", False)
-    import torch
-
+    if not training:
+        algorithm = Onlooker(algorithm)
     torch.set_num_threads(1)
     began = time.perf_counter()
     collector = pool.collector(config, algorithm, 0)
@@ -140,19 +158,23 @@ def figures(samples: list[tuple[float, int]]) -> dict[str, float]:
 def run_all(options: Options) -> dict[str, Any]:
     limit = bare(options)
     print(f"bare: {limit:.1f} episodes/s on {os.cpu_count()} cores", flush=True)
-    runs: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {
+        mode: {"collecting": [], "training": []} for mode in options.modes
+    }
     limits = [limit]
     for _ in range(options.repeats):
         for mode in options.modes:
             share = 1 / (os.cpu_count() or 1) if mode == "sequential" else 1.0
             episodes = max(300, round(limit * share * options.seconds / 100) * 100)
-            runs[mode].append(measure(options, mode, episodes))
-            print(mode, {name: round(value, 2) for name, value in runs[mode][-1].items()}, flush=True)
+            for kind, found in runs[mode].items():
+                found.append(measure(options, mode, episodes, training=kind == "training"))
+                print(mode, kind, {name: round(value, 2) for name, value in found[-1].items()}, flush=True)
         limits.append(bare(options))
     return {
         "env": options.env,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "num_workers": options.num_workers,
+        "envs_per_worker": options.envs_per_worker,
         "num_epochs": options.num_epochs,
         "bare": limits,
         "modes": runs,
@@ -164,21 +186,23 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         f"# Episodes per second on {results['env']}",
         "",
-        f"{results['machine']}; {results['num_workers']} workers (sequential: 1), PPO training all the while "
-        f"(100 episodes an update, {results['num_epochs']} epochs). Bare limit: {limit:,.1f} episodes/s "
-        f"({min(results['bare']):,.1f} – {max(results['bare']):,.1f}). Medians (lowest – highest) of interleaved runs;",
+        f"{results['machine']}; {results['num_workers']} workers (sequential: 1), of `freerun` with "
+        f"{results['envs_per_worker']} environments each. Bare limit: {limit:,.1f} episodes/s "
+        f"({min(results['bare']):,.1f} – {max(results['bare']):,.1f}).",
+        f"PPO: 100 episodes an update, {results['num_epochs']} epochs. Medians (lowest – highest) of interleaved runs;",
         "`benchmarks/cyber.py` wrote this.",
         "",
-        "| mode | episodes/s | of the limit | seconds from nothing to full speed |",
-        "| --- | ---: | ---: | ---: |",
+        "| mode | collecting, episodes/s | of limit | training, episodes/s | of limit | seconds to full speed |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for mode, runs in results["modes"].items():
-        rates, starts = ([run[name] for run in runs] for name in ("episodes_per_second", "seconds_to_full_speed"))
-        rate = statistics.median(rates)
-        lines.append(
-            f"| `{mode}` | {rate:,.1f} ({min(rates):,.1f} – {max(rates):,.1f}) | {rate / limit:.0%} | "
-            f"{statistics.median(starts):.1f} |"
-        )
+        cells = []
+        for found in runs.values():
+            rates = [run["episodes_per_second"] for run in found]
+            rate = statistics.median(rates)
+            cells += [f"{rate:,.1f} ({min(rates):,.1f} – {max(rates):,.1f})", f"{rate / limit:.0%}"]
+        starts = [run["seconds_to_full_speed"] for run in runs["collecting"]]
+        lines.append(f"| `{mode}` | {' | '.join(cells)} | {statistics.median(starts):.1f} |")
     return "\n".join(lines) + "\n"
 
 
