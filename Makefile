@@ -41,6 +41,11 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/time_to_score.py
+	$(BIN)/python benchmarks/sample_efficiency.py
+	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/network_defence.py
+	$(BIN)/python benchmarks/cyber.py
+	$(BIN)/python benchmarks/cyber_learning.py
 
 # torch first and by itself: a constraints file does not stop pip from looking at other builds of it.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -95,7 +95,6 @@ def flags(run: Run) -> list[str]:
         "shuffle_minibatches": True,
         "learning_rate": settings["learning_rate"],
         "adam_eps": 1e-5,
-        "adaptive_stddev": False,
         "initial_stddev": math.exp(settings.get("initial_log_std", 0.0)),
         "gamma": settings["gamma"],
         "gae_lambda": settings["gae_lambda"],
