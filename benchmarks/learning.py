@@ -5,11 +5,8 @@ Every run is a process of its own; finished runs are kept in learning.json, so a
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,6 +19,7 @@ from typing import Any
 import numpy as np
 import tyro
 from learning_report import Record, Table, draw, markdown
+from run_file import RunFile, processor, versions
 
 # ---------------------------------------------------------------------------------------------- what is compared
 
@@ -281,57 +279,18 @@ def run_in_this_process(plan: Plan) -> Record:
     )
 
 
-def versions() -> dict[str, str]:
-    """Of what can change a score; freerun with a fingerprint of its source, which changes between versions."""
-    import freerun
-
-    found = {"python": platform.python_version()}
-    for name in ("torch", "numpy", "gymnasium", "mujoco", "box2d", "stable-baselines3"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
-    digest = hashlib.sha256()
-    for path in sorted(Path(freerun.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    found["freerun"] = f"{freerun.__version__} (source {digest.hexdigest()[:8]})"
-    return found
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 # ---------------------------------------------------------------------------------------------- all runs
 
 
-class Results:
-    """learning.json: finished runs and what went wrong."""
+class Results(RunFile[Record]):
+    """learning.json."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self.records: list[Record] = []
-        self.failures: list[dict[str, Any]] = []
-        if path.exists():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            self.records = [Record(**record) for record in content["runs"]]
-            self.failures = content["failures"]
+        super().__init__(path, Record)
 
     def forget(self, plan: Plan) -> None:
         self.records = [record for record in self.records if not is_of(record, plan)]
         self.failures = [failure for failure in self.failures if failure["plan"] != asdict(plan)]
-
-    def save(self) -> None:
-        """All or nothing: whoever is interrupted loses no earlier run."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        runs = [asdict(record) for record in self.records]
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"runs": runs, "failures": self.failures}) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
 
     def expected_seconds(self, plan: Plan) -> float:
         """As long as earlier runs of its kind; 0 if there was none."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning import processor, versions
+from run_file import RunFile, processor, versions
 from time_to_score_report import Point, Record
 from time_to_score_systems import REFERENCE, SYSTEMS, TASKS, Run
 
@@ -61,29 +61,15 @@ class Plan:
         return f"{self.task}, {SYSTEMS[self.system].label}, seed {self.seed}"
 
 
-class Results:
-    """time_to_score.json: finished runs and what went wrong."""
+class Results(RunFile[Record]):
+    """time_to_score.json."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self.records: list[Record] = []
-        self.failures: list[dict[str, Any]] = []
-        if path.exists():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            self.records = [Record(**record) for record in content["runs"]]
-            self.failures = content["failures"]
+        super().__init__(path, Record)
 
     def forget(self, plan: Plan) -> None:
         self.records = [record for record in self.records if not plan.is_plan_of(record)]
         self.failures = [failure for failure in self.failures if failure["run"] != str(plan)]
-
-    def save(self) -> None:
-        """All or nothing: whoever is interrupted loses no earlier run."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        runs = [asdict(record) for record in self.records]
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"runs": runs, "failures": self.failures}) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
 
     def expected_seconds(self, plan: Plan) -> float:
         """As long as the longest earlier run of its kind; 0 if there was none."""
