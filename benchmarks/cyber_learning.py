@@ -80,21 +80,21 @@ def markdown(records: list[dict[str, Any]], options: Options) -> str:
     lines = [
         "# PPO learns to defend",
         "",
-        f"{options.total_episodes:,} episodes of 100 steps, seed 0; CybORG: commit {options.cyborg_commit}.",
+        f"Episodes of 100 steps, seed 0; CybORG: commit {options.cyborg_commit}.",
         "Return: the mean of 100 training episodes after so many; in the end, of fresh episodes with the most likely",
         "actions (± their deviation). Written by `benchmarks/cyber_learning.py`. Runs shared the machine, so that",
         "episodes/s are no measure of speed.",
         "",
-        "| environment | red agent | 1,000 | 5,000 | 10,000 | end of training | trial | episodes/s |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| environment | red agent | 1,000 | 5,000 | 10,000 | end of training | episodes | trial | episodes/s |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for record in records:
         curve = record["curve"]
         marks = [next((value for at, value in curve if at >= mark), curve[-1][1]) for mark in (1000, 5000, 10_000)]
         cells = [f"{value:.1f}" for value in (*marks, curve[-1][1])]
         trial = f"{record['trial_mean']:.1f} ± {record['trial_deviation']:.1f}"
-        rate = f"{record['episodes_per_second']:.0f}"
-        lines.append(f"| {record['env']} | {record['red_agent']} | {' | '.join(cells)} | {trial} | {rate} |")
+        cells += [f"{curve[-1][0]:,}", trial, f"{record['episodes_per_second']:.0f}"]
+        lines.append(f"| {record['env']} | {record['red_agent']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
