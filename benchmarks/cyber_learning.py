@@ -32,6 +32,7 @@ SETTINGS = {
 }
 FLAGS = ("--normalize-reward", "--anneal-learning-rate")
 POINTS = 200
+TICKS = (-1000, -500, -200, -100, -50, -20, -10)
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ def markdown(records: list[dict[str, Any]], options: Options) -> str:
     ]
     for record in records:
         curve = record["curve"]
-        marks = [next((value for at, value in curve if at >= mark), curve[-1][1]) for mark in (1000, 5000, 10_000)]
-        cells = [f"{value:.1f}" for value in (*marks, curve[-1][1])]
+        marks = [next((f"{value:.1f}" for at, value in curve if at >= mark), "–") for mark in (1000, 5000, 10_000)]
+        cells = [*marks, f"{curve[-1][1]:.1f}"]
         trial = f"{record['trial_mean']:.1f} ± {record['trial_deviation']:.1f}"
         cells += [f"{curve[-1][0]:,}", trial, f"{record['episodes_per_second']:.0f}"]
         lines.append(f"| {record['env']} | {record['red_agent']} | {' | '.join(cells)} |")
@@ -104,6 +105,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         label = f"{record['env'].rpartition('/')[2]}, {record['red_agent']}"
         axis.plot(*zip(*record["curve"], strict=True), color=f"C{number}", label=label, linewidth=1.5)
     axis.set(xlabel="episodes", ylabel="mean return of 100 episodes", yscale="symlog")
+    axis.set_yticks(TICKS, [f"{tick:,}" for tick in TICKS], minor=False)
     axis.grid(alpha=0.3)
     axis.legend(frameon=False)
     figure.tight_layout()
