@@ -11,6 +11,10 @@ BUILT_IN = {
         "freerun.envs.network_defence:NetworkDefence",
         "52 observations, 145 actions: defend 13 hosts against a red_agent, in the shape and with the scores of CAGE 2",
     ),
+    "freerun/RoughDrone-v0": (
+        "freerun.envs.rough_drone:RoughDrone",
+        "a quadrotor over rough terrain, 4 continuous actions; task: explore, hover (quick to learn) or waypoint",
+    ),
     "cyborg/CAGE2-v0": (
         "freerun.envs.cyborg:CAGE2",
         "CAGE challenge 2 in your own copy of CybORG (cyborg_path): the same numbers, the original simulator",
