@@ -31,15 +31,11 @@ def ray_nodes() -> Iterator[Any]:
 
     from freerun.collectors.ray_cluster import private_environment
 
-    # A node that is gone is noticed after two seconds instead of twenty.
+    # A node that is gone is noticed after some two seconds instead of twenty.
     soon = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_timeout_ms": 1000}
+    head = {"num_cpus": 8, "include_dashboard": False, "_system_config": {**soon, "health_check_failure_threshold": 3}}
     with private_environment():
-        node = {
-            "num_cpus": 8,
-            "include_dashboard": False,
-            "_system_config": {**soon, "health_check_failure_threshold": 3},
-        }
-        cluster = Cluster(initialize_head=True, head_node_args=node)
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         ray.init(cluster.address, log_to_driver=False, logging_level="error")
     yield cluster
     ray.shutdown()

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from safetensors.numpy import load_file
+from worker_processes import workers
 
 from freerun import experiment, series, training
 from freerun.cli import main
@@ -54,7 +54,7 @@ def test_the_second_finds_the_workers_warm(tmp_path: Path, monkeypatch: pytest.M
     seen: list[set[int]] = []
 
     def noted(*arguments: Any) -> None:
-        seen.append({process.pid for process in psutil.Process().children(recursive=True)})
+        seen.append(workers())
         training.train(*arguments)
 
     monkeypatch.setattr(experiment, "train", noted)

@@ -20,9 +20,8 @@ import ray
 
 import freerun
 from freerun.algorithms.actor import ActorSpec, MLPActor
-from freerun.collectors import ray as mode
 from freerun.collectors import ray_cluster
-from freerun.collectors.ray import RayActors
+from freerun.collectors.ray import Peer, RayActors
 from freerun.collectors.ray_config import RayConfig
 from freerun.core import CollectorSettings, Demand, UserError
 from freerun.envs.gymnasium import GymnasiumFactory
@@ -95,29 +94,30 @@ def test_segments_go_on_where_the_last_one_ended() -> None:
 
 @pytest.mark.usefixtures("ray_nodes")
 def test_weights_are_put_once_per_version_and_go_to_each_actor_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[Any] = []
+    told: list[int] = []
+    original_put, original_call = ray.put, RayActors._call
+
+    def noted_put(value: Any) -> Any:
+        put.append(value)
+        return original_put(value)
+
+    def noted_call(self: RayActors, peer: Peer, units: list[int]) -> None:
+        if self._publication > peer.publication:
+            told.append(peer.index)
+        original_call(self, peer, units)
+
+    monkeypatch.setattr(ray, "put", noted_put)
+    monkeypatch.setattr(RayActors, "_call", noted_call)
     with collecting("toy_envs:Audit", RayConfig(), num_workers=2, max_lag=0, short=5, long=5) as collector:
-        put: list[Any] = []
-        told: list[int] = []
-        original_put, original_call = ray.put, collector._call
-        monkeypatch.setattr(mode.ray, "put", lambda value: put.append(value) or original_put(value))
-        monkeypatch.setattr(
-            collector,
-            "_call",
-            lambda peer, units: (
-                told.append(peer.index) if collector._publication > peer.publication else None,
-                original_call(peer, units),
-            ),
-        )
-        for version in range(1, 4):
+        for version in range(3):
             segments = collector.collect(Demand(episodes=30))
-            assert {int(step) for segment in segments for step in segment.version.ravel()} == {version - 1}
-            collector.publish(np.zeros_like(collector_weights(collector)), version)
-    assert len(put) == 3
+            assert {int(step) for segment in segments for step in segment.version.ravel()} == {version}
+            collector.publish(put[-1] + 1, version + 1)
+        weights_seconds = collector.weights_seconds
+    assert len(put) == 1 + 4, "what actors are started with, and four versions"
     assert sorted(told) == [0, 0, 0, 1, 1, 1], "each actor is told of a version once, with its first call"
-
-
-def collector_weights(collector: RayActors) -> Any:
-    return ray.get(collector._weights[0])
+    assert weights_seconds > 0
 
 
 @pytest.mark.usefixtures("ray_nodes")
@@ -188,7 +188,7 @@ def test_too_few_cpus_are_said_with_what_would_fit(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> None:
-    for name in ("ray", "ray_cluster", "ray_actor"):
+    for name in ("ray", "ray_cluster"):
         monkeypatch.delitem(sys.modules, f"freerun.collectors.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"^--mode ray needs Ray: pip install 'freerun\[ray\]'$"):

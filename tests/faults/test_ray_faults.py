@@ -15,20 +15,27 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from ray._private.internal_api import free
+from ray.exceptions import ObjectLostError
 from worker_processes import workers
 
 import freerun
 from freerun.algorithms.actor import ActorSpec, MLPActor
+from freerun.collectors import ray_cluster
 from freerun.collectors.ray import RayActors
+from freerun.collectors.ray_actor import Played
 from freerun.collectors.ray_cluster import private_environment
 from freerun.collectors.ray_config import RayConfig
 from freerun.core import CollectorSettings, Demand
 from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.telemetry.ledger import Ledger
 
-AUDIT: dict[str, Any] = {"env": "toy_envs:Audit", "env_args": {"step_seconds": 0.001}}
 SETTINGS: dict[str, Any] = {"total_episodes": 60, "episodes_per_update": 20, "num_epochs": 1, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> freerun.Result:
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    return freerun.train("toy_envs:Audit", **SETTINGS, mode="sequential", deterministic=True, run_dir=run_dir)
 
 
 @pytest.fixture
@@ -38,6 +45,7 @@ def second_node(ray_nodes: Any) -> Iterator[Any]:
     yield node
     if node in ray_nodes.worker_nodes:
         ray_nodes.remove_node(node)
+    ray_nodes.wait_for_nodes()  # the next test must not see it
 
 
 @contextmanager
@@ -63,25 +71,29 @@ def after_updates(run_dir: Path, num_updates: int, act: Any) -> Iterator[None]:
 
 
 def test_a_node_removed_in_the_middle_of_a_run_changes_nothing(
-    ray_nodes: Any, second_node: Any, tmp_path: Path
+    ray_nodes: Any, second_node: Any, undisturbed: freerun.Result, run_dir: Path
 ) -> None:
-    reference = freerun.train(
-        **AUDIT, **SETTINGS, mode="sequential", deterministic=True, run_dir=tmp_path / "undisturbed"
-    )
-    run_dir = tmp_path / "run"
     with after_updates(run_dir, 1, lambda: ray_nodes.remove_node(second_node, allow_graceful=False)):
         result = freerun.train(
-            **AUDIT, **SETTINGS, mode="ray", num_workers=4, max_lag=0, deterministic=True, run_dir=run_dir
+            "toy_envs:Audit",
+            **SETTINGS,
+            env_args={"step_seconds": 0.002},  # takes longer, and changes nothing
+            mode="ray",
+            num_workers=4,
+            max_lag=0,
+            deterministic=True,
+            run_dir=run_dir,
         )
-    np.testing.assert_array_equal(result.policy.weights, reference.policy.weights)
+    np.testing.assert_array_equal(result.policy.weights, undisturbed.policy.weights)
     assert result.summary["worker_restarts"] == 2, "half of the actors were there"
     ledger = result.summary["ledger"]
     assert ledger["rerun"] >= 1
     assert ledger["started"] == ledger["trained"] == 60
-    assert ledger["episodes_by_length"] == reference.summary["ledger"]["episodes_by_length"]
+    assert ledger["episodes_by_length"] == undisturbed.summary["ledger"]["episodes_by_length"]
 
 
-def test_a_node_that_joins_gets_work(ray_nodes: Any) -> None:
+def test_a_node_that_joins_gets_work(ray_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 0.2)
     factory = GymnasiumFactory("toy_envs:Audit", {"short": 5, "long": 5})
     policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
     collector = RayActors(factory, policy, CollectorSettings(4, 1, seed=3), RayConfig())
@@ -91,7 +103,7 @@ def test_a_node_that_joins_gets_work(ray_nodes: Any) -> None:
         collector.publish(policy.weights, 0)
         places: Counter[str] = Counter()
         deadline = time.monotonic() + 30
-        while len(places) < 2 and time.monotonic() < deadline:
+        while sorted(places.values()) != [2, 2] and time.monotonic() < deadline:
             ledger.account(collector.collect(Demand(episodes=20)))
             ledger.trained()
             ledger.check_balance(collector.counts())
@@ -107,26 +119,27 @@ def test_a_node_that_joins_gets_work(ray_nodes: Any) -> None:
         collector.close()
         if node is not None:
             ray_nodes.remove_node(node)
+            ray_nodes.wait_for_nodes()
 
 
 @pytest.mark.usefixtures("ray_nodes")
-def test_a_lost_result_is_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_lost_result_is_run_again(
+    monkeypatch: pytest.MonkeyPatch, undisturbed: freerun.Result, run_dir: Path
+) -> None:
     lost: list[Any] = []
-    hear = RayActors._hear
+    original_get = ray.get
 
-    def lose_one(self: RayActors, reference: Any) -> None:
-        if self._calls[reference].units and not lost:
+    def lose_one(reference: Any) -> Any:
+        result = original_get(reference)
+        if isinstance(result, Played) and not lost:
             lost.append(reference)
-            free([reference])
-        hear(self, reference)
+            raise ObjectLostError(reference.hex(), b"", "")
+        return result
 
-    reference = freerun.train(
-        **AUDIT, **SETTINGS, mode="sequential", deterministic=True, run_dir=tmp_path / "undisturbed"
-    )
-    monkeypatch.setattr(RayActors, "_hear", lose_one)
-    result = freerun.train(**AUDIT, **SETTINGS, mode="ray", num_workers=2, deterministic=True, run_dir=tmp_path / "run")
+    monkeypatch.setattr(ray, "get", lose_one)
+    result = freerun.train("toy_envs:Audit", **SETTINGS, mode="ray", num_workers=2, deterministic=True, run_dir=run_dir)
     assert lost
-    np.testing.assert_array_equal(result.policy.weights, reference.policy.weights)
+    np.testing.assert_array_equal(result.policy.weights, undisturbed.policy.weights)
     assert result.summary["worker_restarts"] == 1
     assert result.summary["ledger"]["started"] == result.summary["ledger"]["trained"] == 60
     assert result.summary["ledger"]["rerun"] >= 1
@@ -142,7 +155,7 @@ def test_an_actor_killed_on_segments_leaves_its_episodes_cut_and_training_goes_o
             envs_per_worker=4,
             segment_steps=25,
             steps_per_update=400,
-            total_steps=12_000,
+            total_steps=8_000,
             num_epochs=1,
             env_args={"step_seconds": 0.0005},
             quiet=True,

@@ -14,21 +14,27 @@ from typing import Any
 import cloudpickle
 import psutil
 
-from freerun.collectors import ray_cluster
+from freerun.core import CollectorSettings, Demand, EnvFactory, EnvFailure, FloatArray, Policy, Segment, UserError
+
+try:
+    import ray
+    from ray.actor import ActorHandle
+    from ray.exceptions import RayError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from freerun.collectors.ray_cluster import NodeWatch, connect, shortened
+except ModuleNotFoundError as missing:
+    if missing.name not in ("ray", "grpc"):
+        raise
+    raise UserError("--mode ray needs Ray: pip install 'freerun[ray]'") from None
+
 from freerun.collectors.crew import SHORT_UNIT_SECONDS, Rest
 from freerun.collectors.exchange import Exchange, logger
+from freerun.collectors.ray_actor import ActorSetup, FreerunActor, Hello, Played
 from freerun.collectors.ray_config import RayConfig
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.segments import SegmentRounds
-from freerun.core import CollectorSettings, Demand, EnvFactory, EnvFailure, FloatArray, Policy, Segment, UserError
 from freerun.transport import processes
-
-# Ray itself after `ray_cluster`, which says what to do where it is missing.
-import ray  # isort: skip
-from ray.actor import ActorHandle  # isort: skip
-from ray.exceptions import RayError, RayTaskError  # isort: skip
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # isort: skip
-from freerun.collectors.ray_actor import ActorSetup, FreerunActor, Hello, Played  # isort: skip
 
 WAIT_SECONDS = 0.01
 """`ray.wait` cannot be woken: room that the learner has made is dealt out so much later at most."""
@@ -36,10 +42,8 @@ MOST_CALLS = 2
 """Of one actor, under way: the second begins when the first returns, without a word from here."""
 MOST_UNITS_AHEAD = 64
 CLOSE_SECONDS = 1.0
-LOOK_SECONDS = 2.0
-"""Between two looks at which nodes there are."""
-START_SECONDS = 120.0
-"""Then a run begins with the workers that are there, if any."""
+WORD_SECONDS = 60.0
+"""Waiting for so long is worth a word. Then a run begins with the workers that are there, if any."""
 
 
 @dataclass(eq=False)
@@ -91,11 +95,10 @@ class RayActors(Exchange):
         self._calls: dict[ray.ObjectRef, Peer] = {}
         self._resting: list[Rest] = []
         self._counted_failure = -math.inf  # when
-        self._known_nodes: set[str] = set()
-        self._next_look = 0.0
+        self._next_word = math.inf
         self._closing = False
         self._pump = Thread(target=self._serve, name="freerun-ray", daemon=True)
-        self._connection = ray_cluster.connect(config, settings.num_workers)
+        self._connection = connect(config, settings.num_workers)
         try:
             self._setup = ray.put(
                 ActorSetup(
@@ -114,14 +117,20 @@ class RayActors(Exchange):
 
     def _start(self) -> None:
         super()._start()
-        self._known_nodes = _nodes()
+        self._nodes = NodeWatch()
         for index in range(self.num_workers):
             self._start_actor(index)
         self._pump.start()
-        deadline = time.monotonic() + START_SECONDS
-        self._wait_for(lambda: self._num_ready() >= (self.num_workers if time.monotonic() < deadline else 1) or None)
+        while not self._peers_within(WORD_SECONDS):
+            pass
+
+    def _peers_within(self, seconds: float) -> int:
+        """How many are ready, once all are or the time is over."""
+        deadline = time.monotonic() + seconds
+        self._wait_for(lambda: self._num_ready() == self.num_workers or _is_past(deadline) or None)
         if self._num_ready() < self.num_workers:
-            logger.warning("%d of %d workers are there; the run begins", self._num_ready(), self.num_workers)
+            logger.warning("%d of %d workers have found a place so far", self._num_ready(), self.num_workers)
+        return self._num_ready()
 
     def _num_ready(self) -> int:
         return sum(peer.hello is not None for peer in self._peers)
@@ -161,6 +170,7 @@ class RayActors(Exchange):
                         self._hear(reference)
                 self._look_at_nodes()
                 self._start_rested()
+                self._say_if_nobody_works()
                 with self._changed:
                     self._deal()
                     self._changed.notify_all()
@@ -254,15 +264,15 @@ class RayActors(Exchange):
             num_cpus=cpus, scheduling_strategy=where, max_restarts=0, max_task_retries=0, runtime_env=runtime_env
         )
         handle = actor.remote(self._setup, first_episode)
-        peer = Peer(index, handle, self._config.envs_per_worker, time.monotonic())
+        room = 1 if self._segments is not None else self._config.envs_per_worker
+        peer = Peer(index, handle, room, time.monotonic())
         self._peers.append(peer)
         self._expect(handle.start.remote(), peer)
         return peer
 
     def _replace(self, peer: Peer, error: RayError) -> None:
         self._forget(peer)
-        # `error` may end in the actor's whole log.
-        failure = EnvFailure(f"worker {peer.index} died: {' '.join(str(error).split())[:500]}")
+        failure = EnvFailure(f"worker {peer.index} died: {shortened(error)}")
         rest_seconds = 0.0
         if peer.started > self._counted_failure:
             rest_seconds = self._restart_after(peer.index, failure)
@@ -288,20 +298,24 @@ class RayActors(Exchange):
             ray.kill(peer.handle)
 
     def _start_rested(self) -> None:
-        for rest in [rest for rest in self._resting if rest.until <= time.monotonic()]:
+        for rest in [rest for rest in self._resting if _is_past(rest.until)]:
             self._resting.remove(rest)
             self._start_actor(rest.index).owed = rest.owed
+
+    def _say_if_nobody_works(self) -> None:
+        if self._num_ready():
+            self._next_word = time.monotonic() + WORD_SECONDS
+        elif _is_past(self._next_word):
+            self._next_word = time.monotonic() + WORD_SECONDS
+            logger.warning("no worker is left: the run waits for room in the cluster")
 
     def _look_at_nodes(self) -> None:
         """A node that has joined gets its share of the actors. (Ray itself places those that had found no room.)"""
         if self._connection.is_private or self._segments is not None:
             return
-        if time.monotonic() >= self._next_look and self._num_ready() == self.num_workers:
-            self._next_look = time.monotonic() + LOOK_SECONDS
-            nodes = _nodes()
-            for node in nodes - self._known_nodes:
-                self._send_some_to(node, self.num_workers // len(nodes))
-            self._known_nodes = nodes
+        if self._num_ready() == self.num_workers:
+            for node in self._nodes.joined():
+                self._send_some_to(node, self.num_workers // len(self._nodes.known))
         for peer in [peer for peer in self._peers if peer.bound_for and not peer.units and not peer.num_calls]:
             self._say_goodbye([peer])
             self._forget(peer)
@@ -328,21 +342,21 @@ class RayActors(Exchange):
         if self._pump.is_alive():
             self._pump.join()
         peers = list(self._peers)
-        self._say_goodbye(peers)
-        for peer in peers:
-            self._forget(peer)
         if ray.is_initialized():
+            self._say_goodbye(peers)
+            for peer in peers:
+                self._forget(peer)
             here = ray.get_runtime_context().get_node_id()
             _wait_for_end([peer.hello.pid for peer in peers if peer.hello and peer.hello.node == here])
         self._connection.close()
 
 
-def _nodes() -> set[str]:
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
+def _is_past(moment: float) -> bool:
+    return time.monotonic() >= moment
 
 
 def _wait_for_end(pids: list[int]) -> None:
     """Ray kills a process some time after it was asked to."""
     deadline = time.monotonic() + CLOSE_SECONDS
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(psutil.pid_exists(pid) for pid in pids) and not _is_past(deadline):
         time.sleep(0.005)

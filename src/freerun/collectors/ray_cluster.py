@@ -15,19 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+import ray
+from ray._private import ray_constants, services
+from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+from ray._raylet import Config
+from ray.exceptions import RayError
+
 from freerun.collectors.ray_config import RayConfig
 from freerun.core import UserError
 from freerun.transport import processes
-
-try:
-    import grpc
-    import ray
-    from ray._private import ray_constants, services
-    from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
-    from ray._raylet import Config
-    from ray.exceptions import RayError
-except ModuleNotFoundError:
-    raise UserError("--mode ray needs Ray: pip install 'freerun[ray]'") from None
 
 logger = logging.getLogger("freerun")
 
@@ -35,6 +32,8 @@ PROBE_SECONDS = 3.0
 """`ray.init` waits for ten minutes where nobody answers: ask first."""
 ROOM_SECONDS = 3.0
 """What an earlier run has freed is offered again a moment later."""
+LOOK_SECONDS = 2.0
+"""Between two looks at which nodes there are."""
 TOKEN = secrets.token_hex(32)
 """Of private clusters: one per process, for Ray reads it only once. It is never written to a file."""
 PRIVATE = {
@@ -81,12 +80,11 @@ def connect(config: RayConfig, num_workers: int) -> Connection:
 
 
 def _start_private(num_workers: int, cpus_per_worker: float, runtime_env: dict[str, Any]) -> None:
-    """For this process alone: no dashboard, on 127.0.0.1, with a token that only its processes know.
-
-    Ray thinks that a process per CPU may be starting: here that is a word, not a core.
-    """
+    """For this process alone: no dashboard, on 127.0.0.1, with a token that only its processes know."""
     num_cpus = max(os.cpu_count() or 1, num_workers, math.ceil(num_workers * cpus_per_worker))
-    with private_environment():
+    # More workers than cores are meant: Ray would warn of them.
+    meant = {"RAY_worker_maximum_startup_concurrency": str(num_cpus)}
+    with private_environment(), processes.environment(meant):
         ray.init(
             address="local",
             num_cpus=num_cpus,
@@ -114,6 +112,31 @@ def private_environment() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = was_enabled
 
 
+class NodeWatch:
+    """Which nodes could run something, looked at now and then."""
+
+    def __init__(self) -> None:
+        self.known = self._alive()
+        self._next_look = time.monotonic() + LOOK_SECONDS
+
+    def joined(self) -> set[str]:
+        """Those that were not there at the last look, if it is time for another."""
+        if time.monotonic() < self._next_look:
+            return set()
+        before, self.known = self.known, self._alive()
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        return self.known - before
+
+    def _alive(self) -> set[str]:
+        return {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
+
+
+def shortened(error: Exception) -> str:
+    """Ray's errors may hold a whole log; how they begin and how they end says most."""
+    text = " ".join(str(error).split())
+    return text if len(text) < 700 else f"{text[:300]} … {text[-400:]}"
+
+
 # ---------------------------------------------------------------------------------------------- a cluster of others
 
 
@@ -130,7 +153,7 @@ def _reach(address: str, runtime_env: dict[str, Any]) -> None:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.WARNING, runtime_env=runtime_env or None)
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise UserError(f"the Ray cluster at {address} cannot be used: {' '.join(str(error).split())[:500]}") from None
+        raise UserError(f"the Ray cluster at {address} cannot be used: {shortened(error)}") from None
     if os.environ.get("RAY_AUTH_MODE") != "token":
         logger.warning(
             "the Ray cluster at %s asks for no token: whoever reaches its ports can run anything on it; "
@@ -152,12 +175,13 @@ def probe(address: str) -> None:
     channel = grpc.insecure_channel(f"{host}:{port}")
     try:
         grpc.channel_ready_future(channel).result(timeout=PROBE_SECONDS)
-        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
+        question = "RayletDriver/ClusterInfo" if address.startswith("ray://") else "NodeInfoGcsService/GetClusterId"
+        ask = channel.unary_unary(f"/ray.rpc.{question}")
         token = {name.lower(): value for name, value in get_auth_headers_if_auth_enabled({}).items()}
         ask(b"", timeout=PROBE_SECONDS, metadata=tuple(token.items()))
     except grpc.FutureTimeoutError:
         raise UserError(f"{nobody} (whoever listens there does not speak gRPC)") from None
-    except grpc.RpcError as error:  # the server of ray:// does not know the question, but must be allowed to say so
+    except grpc.RpcError as error:  # whatever else it may think of an empty question
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
             raise UserError(
                 f"the Ray cluster at {address} asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
