@@ -15,7 +15,7 @@ from typing import Any
 import measuring
 import torch
 from gymnasium import spaces
-from tensordict.nn import NormalParamExtractor, TensorDictModule  # type: ignore[import-not-found]
+from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
 from torchrl.collectors import Collector, MultiAsyncCollector  # type: ignore[import-not-found]

@@ -116,9 +116,9 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """Episodes of such a trial."""
     run_dir: Path | None = None
     """Folder for config, metrics, summary and policy (a new one under runs/ if not given)."""
-    display: Literal["auto", "live", "lines", "classic"] = "auto"
-    """What is shown while a run goes on: a live display, log lines, or the lines of the original system (auto: live in
-    a terminal, else lines)."""
+    display: Literal["auto", "live", "lines", "classic", "rsl-rl"] = "auto"
+    """What is shown while a run goes on: a live display, log lines, the lines of the original system, or RSL-RL's block
+    (auto: live in a terminal, else lines)."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["-q"])] = False
     """No live display, no log lines."""
 

@@ -40,6 +40,7 @@ from freerun.telemetry.classic import ClassicLines
 from freerun.telemetry.jsonl import JsonLines
 from freerun.telemetry.ledger import Ledger
 from freerun.telemetry.machine import Machine
+from freerun.telemetry.rsl_rl import RslRlBlocks
 from freerun.telemetry.terminal import LiveDisplay, LogLines
 from freerun.training import train
 from freerun.transport import processes
@@ -249,6 +250,8 @@ def _display(config: TrainConfig[Any, Any], env: str, budget: Budget, collector:
     title = f"freerun · {env} · {config.algo} · {config.mode} × {collector.num_workers} · seed {config.seed}"
     if config.display == "classic":
         return ClassicLines(title, collector.counts, config.algorithm.episodes_per_update, Console(width=240))
+    if config.display == "rsl-rl":
+        return RslRlBlocks(title, Console())
     if config.display == "live" or (config.display == "auto" and console.is_terminal):
         return LiveDisplay(title, budget, collector.counts, console)
     return LogLines(title, Console(file=sys.stderr, width=240))

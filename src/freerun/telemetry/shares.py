@@ -27,6 +27,7 @@ class Shares:
         seconds, new_steps, new_episodes, new_busy = (a - b for a, b in zip(now, self._last, strict=True))
         rates = {
             "wall_seconds": now[0] - self._first_second,
+            "interval_seconds": seconds,
             "steps_per_second": new_steps / seconds,
             "episodes_per_second": new_episodes / seconds,
             "learner_waiting_share": self._waiting_seconds / seconds,
