@@ -21,10 +21,10 @@ import torch
 import tyro
 from gymnasium import spaces
 
-from freerun.algorithms.capture import Acceleration
 from freerun.algorithms.mbpo import MBPO, MBPOConfig
 from freerun.algorithms.replay import Steps
 from freerun.algorithms.sac import SAC, OffPolicy, SACConfig
+from freerun.capture import Acceleration
 from freerun.core import EnvSpec
 
 HOPPER = EnvSpec(

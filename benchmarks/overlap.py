@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 import tyro
 
-from freerun.core import Counts, Demand, FloatArray, Segment
+from freerun.core import AnySegment, Counts, Demand, FloatArray, Segment
 from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.experiment import run
 from freerun.registry import ALGORITHMS, make_config
@@ -116,7 +116,7 @@ class Canned:
 class NoBooks(Ledger):
     """The canned segments come again and again, which a ledger must refuse."""
 
-    def account(self, segments: Sequence[Segment]) -> None:
+    def account(self, segments: Sequence[AnySegment]) -> None:
         self.steps += sum(segment.num_steps for segment in segments)
 
     def check_balance(self, counts: Counts) -> None:

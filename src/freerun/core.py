@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # workers do without torch
+    import torch
+    from torch import Tensor
 
 Array = NDArray[Any]
 FloatArray = NDArray[np.float32]
@@ -109,6 +113,38 @@ class EnvFactory(Protocol):
         ...
 
 
+class TensorStep(NamedTuple):
+    """One step of N environments as tensors on their device, which are theirs and overwritten by the next step."""
+
+    obs: Tensor
+    final_obs: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+
+
+class TensorEnv(Protocol):
+    """N environments stepped as one batch of tensors. Where an episode ends, the next one begins in the same step."""
+
+    spec: EnvSpec
+    num_envs: int
+    device: torch.device
+    is_capturable: bool
+    """Whether a step can be recorded as part of a CUDA graph: no question to the device, all state written in place."""
+
+    def reset(self) -> Tensor:
+        """Begin anew everywhere; the first observations."""
+        ...
+
+    def step(self, action: Tensor) -> TensorStep: ...
+
+    def metrics(self) -> Metrics:
+        """What the simulator has logged of itself since the last call."""
+        ...
+
+    def close(self) -> None: ...
+
+
 SERIES_BITS = 40
 """Episodes of the k-th training over one pool of workers are numbered from k · 2^40 on: so the workers need not be told
 that another training has begun."""
@@ -172,6 +208,35 @@ class Segment:
 SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name != "seconds")
 
 
+@dataclass
+class TensorSegment:
+    """The same from environments that are tensors, [T, N, ...] on their device; one version chose all its actions."""
+
+    obs: Tensor
+    action: Tensor
+    log_prob: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    next_obs: Tensor
+    episode_return: Tensor
+    """Of the episode up to and including each step."""
+    episode_length: Tensor
+    version: int
+    seconds: float
+
+    @property
+    def num_steps(self) -> int:
+        return self.reward.numel()
+
+    @property
+    def ended(self) -> Tensor:
+        return self.terminated | self.truncated
+
+
+AnySegment = Segment | TensorSegment
+
+
 @dataclass(frozen=True)
 class Demand:
     """What an algorithm needs before its next update; empty means "update now"."""
@@ -189,6 +254,18 @@ class Decision(NamedTuple):
     action: Array
     head: FloatArray
     """What the log-probability of the action is worked out from: later, for a whole segment in one call."""
+
+
+class TensorActor(Protocol):
+    """A policy on the device of a simulator."""
+
+    generator: torch.Generator
+
+    def load(self, weights: FloatArray) -> None: ...
+
+    def act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions for [N, ...] observations, and their log-probabilities."""
+        ...
 
 
 class Policy(Protocol):
@@ -224,6 +301,10 @@ class Policy(Protocol):
 
     def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
         """Of the actions that the loaded weights have chosen, [N, ...] -> [N]."""
+        ...
+
+    def on(self, device: torch.device, seed: int) -> TensorActor:
+        """The same policy for observations that are tensors; it samples with its own generator."""
         ...
 
 
@@ -271,7 +352,7 @@ class Collector(Protocol):
 
     def publish(self, weights: FloatArray, version: int) -> None: ...
 
-    def collect(self, demand: Demand) -> list[Segment]:
+    def collect(self, demand: Demand) -> Sequence[AnySegment]:
         """Wait until the demand is met, then return; an empty demand takes what has already arrived."""
         ...
 
@@ -286,6 +367,14 @@ class Renewable(Collector, Protocol):
         ...
 
 
+class Driven(Collector, Protocol):
+    """A mode whose simulator must stay on the thread that made it: the learner moves to another."""
+
+    def beside(self, learn: Callable[[], None]) -> None:
+        """Collect on this thread until `learn`, on a thread and a CUDA stream of its own, has ended."""
+        ...
+
+
 class Algorithm(Protocol):
     """Learns from segments. It declares what it needs and never calls an environment."""
 
@@ -293,7 +382,7 @@ class Algorithm(Protocol):
 
     def demand(self) -> Demand: ...
 
-    def observe(self, segments: Sequence[Segment]) -> None: ...
+    def observe(self, segments: Sequence[AnySegment]) -> None: ...
 
     def update(self, version: int, progress: float) -> Metrics:
         """Learn from what was observed; `version` counts updates so far, `progress` goes from 0 to 1 over the run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -31,6 +32,7 @@ from freerun.core import (
 )
 from freerun.envs import CYBER_ENVS
 from freerun.envs.gymnasium import EnvName, GymnasiumFactory
+from freerun.envs.tensors import TensorEnvs, find_builder
 from freerun.envs.workflow import DEFAULT_COMPLIANCE_WEIGHT, SEPARATOR, WorkflowEnv
 from freerun.persistence.run_folder import RunFolder
 from freerun.presets import settings_of
@@ -61,7 +63,7 @@ class Result:
 class Pool:
     """Environments and workers, for one training or for several that follow each other without a restart."""
 
-    def __init__(self, factory: GymnasiumFactory):
+    def __init__(self, factory: GymnasiumFactory | TensorEnvs):
         self.factory = factory
         self._collector: Renewable | None = None
 
@@ -75,9 +77,12 @@ class Pool:
 
     def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm) -> Renewable:
         settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed, config.deterministic)
+        mode = lookup("mode", config.mode, MODES)
+        if isinstance(self.factory, TensorEnvs):
+            return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
         processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
         options = [] if isinstance(config.collector, NoOptions) else [config.collector]
-        collector = lookup("mode", config.mode, MODES).load()(self.factory, algorithm.policy, settings, *options)
+        collector = mode.load()(self.factory, algorithm.policy, settings, *options)
         if getattr(config.collector, "queue_priority", None) == "td-error":
             collector.prefer(algorithm.importance)  # type: ignore[attr-defined]
         return collector  # type: ignore[no-any-return]
@@ -98,7 +103,7 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
     outcome = "failed"
     with contextlib.ExitStack() as stack:
         if pool is None:
-            pool = Pool(make_factory(config))
+            pool = Pool(_make_envs(config))
             stack.callback(pool.close)
         algorithm = _make_algorithm(config, pool.factory)
         _check_fit(config, algorithm)
@@ -112,12 +117,16 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
         sinks: list[MetricSink] = [JsonLines(folder.metrics_path)]
         if not config.quiet:
             sinks.append(_display(config, flat_config["env"], budget, collector))
-        gauges = _gauges(config, pool.factory, algorithm.policy)
+        gauges = _gauges(config, collector, algorithm.policy)
         for close in [part.close for part in sinks] + [part.close for part in gauges]:
             stack.callback(close)
         started = time.perf_counter()
         try:
-            train(algorithm, collector, budget, ledger, sinks, gauges)
+            learn = functools.partial(train, algorithm, collector, budget, ledger, sinks, gauges)
+            if hasattr(collector, "beside"):
+                collector.beside(learn)
+            else:
+                learn()
             outcome = "finished"
         except KeyboardInterrupt:
             outcome = "interrupted"
@@ -145,6 +154,22 @@ def _check_fit(config: TrainConfig[Any, Any], algorithm: Algorithm) -> None:
         )
 
 
+def _make_envs(config: TrainConfig[Any, Any]) -> GymnasiumFactory | TensorEnvs:
+    if not _is_tensors(config):
+        return make_factory(config)
+    if config.max_episode_steps is not None:
+        raise UserError(
+            "--max-episode-steps is not for environments that are tensors: they have a time limit of their own"
+        )
+    num_envs = config.collector.num_envs
+    return TensorEnvs(config.env, num_envs, config.num_workers or 1, config.device, config.seed, config.env_args)
+
+
+def _is_tensors(config: TrainConfig[Any, Any]) -> bool:
+    """Whether the environment is stepped as tensors: if it can be, and the mode can do it."""
+    return find_builder(config.env) is not None and lookup("mode", config.mode, MODES).for_tensors is not None
+
+
 def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
     """The environments of a run, under its workflows if it has any."""
     cyber, orders = config.cyber, config.cyber.orders()
@@ -162,11 +187,14 @@ def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
     return GymnasiumFactory(WorkflowEnv, {**workflow, **config.env_args, **given}, config.max_episode_steps)
 
 
-def _gauges(config: TrainConfig[Any, Any], factory: GymnasiumFactory, policy: Policy) -> list[Gauge]:
+def _gauges(config: TrainConfig[Any, Any], collector: Collector, policy: Policy) -> list[Gauge]:
     on_gpu = config.device.startswith("cuda")
     gauges: list[Gauge] = [Machine(int(config.device.partition(":")[2] or 0) if on_gpu else None)]
     if config.eval_every is not None:
-        gauges.append(Trials(factory.make(1), policy, config.seed, config.eval_every, config.eval_episodes))
+        env = make_factory(config).make(1)
+        gauges.append(Trials(env, policy, config.seed, config.eval_every, config.eval_episodes))
+    if hasattr(collector, "simulator_log"):
+        gauges.append(collector.simulator_log)
     return gauges
 
 
@@ -196,7 +224,10 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     changes: dict[str, Any] = {}
     if config.total_steps is None and config.total_episodes is None:
         changes["total_steps"] = DEFAULT_TOTAL_STEPS
-    if config.num_workers is None:
+    if _is_tensors(config):
+        changes["collector"] = _for_tensors(config.collector)
+        changes["num_workers"] = changes["collector"].num_workers or 1
+    elif config.num_workers is None:
         one_per_core = 1 if config.mode == "sequential" else os.cpu_count() or 1
         changes["num_workers"] = config.collector.num_workers or one_per_core
     if config.device == "auto":
@@ -207,8 +238,17 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     takes_turns = mode.takes_turns or config.deterministic
     if config.max_lag is None and not mode.never_waits:
         changes["max_lag"] = 0 if takes_turns else config.algorithm.default_max_lag
-    changes["algorithm"] = _suited(config.algorithm, config.collector.unit_steps, takes_turns)
+    collector = changes.get("collector", config.collector)
+    changes["algorithm"] = _suited(config.algorithm, collector.unit_steps, takes_turns)
     return dataclasses.replace(config, **changes)
+
+
+def _for_tensors(collector: Any) -> Any:
+    """A mode's settings, with those that were left open and differ from other environments'."""
+    suited = {"num_envs": 64, "num_steps_per_env": 24, "num_collectors": 1}
+    fields = {field.name for field in dataclasses.fields(collector)}
+    changes = {name: value for name, value in suited.items() if name in fields and getattr(collector, name) is None}
+    return dataclasses.replace(collector, **changes)
 
 
 def _suited(algorithm: Any, unit_steps: int | None, takes_turns: bool) -> Any:
@@ -222,7 +262,7 @@ def _suited(algorithm: Any, unit_steps: int | None, takes_turns: bool) -> Any:
     return dataclasses.replace(algorithm, **changes)
 
 
-def _make_algorithm(config: TrainConfig[Any, Any], factory: GymnasiumFactory) -> Algorithm:
+def _make_algorithm(config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs) -> Algorithm:
     import torch  # here and not above: `freerun list` and the workers do without it
 
     device = config.device

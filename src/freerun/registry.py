@@ -30,8 +30,15 @@ class Entry:
     whole_episodes: bool = True
     """Of a mode: it can hand over whole episodes, which is what --deterministic compares."""
 
+    for_tensors: str | None = None
+    """Of a mode: the same for environments that are tensors."""
+
     def load(self) -> Any:
         return _load(self.target)
+
+    def load_for_tensors(self) -> Any:
+        assert self.for_tensors is not None
+        return _load(self.for_tensors)
 
     def load_config(self) -> Any:
         return _load(self.config)
@@ -63,7 +70,9 @@ MODES = {
     "sync": Entry(
         "freerun.collectors.sync:Sync",
         "a process per environment, all stepped together: waits for the slowest at every step",
+        config="freerun.collectors.sync:SyncConfig",
         takes_turns=True,
+        for_tensors="freerun.collectors.tensors:TensorSync",
     ),
     "pipes": Entry(
         "freerun.collectors.pipes:Pipes",
@@ -89,12 +98,14 @@ MODES = {
         config="freerun.collectors.continuous:ContinuousConfig",
         never_waits=True,
         whole_episodes=False,
+        for_tensors="freerun.collectors.tensors:TensorStream",
     ),
     "batch": Entry(
         "freerun.collectors.batch:Batch",
         "one collector gathers the next batch of steps while the learner works on the last; drops nothing (alias v2)",
         config="freerun.collectors.batch:BatchConfig",
         whole_episodes=False,
+        for_tensors="freerun.collectors.tensors:TensorBatch",
     ),
 }
 ALIASES = {"v1": "continuous", "v2": "batch"}

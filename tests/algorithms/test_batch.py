@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from freerun.algorithms.batch import join
-from freerun.core import Segment
+from freerun.core import Segment, TensorSegment
+
+CPU = torch.device("cpu")
 
 
 def segment(first_obs: int, num_steps: int, width: int, ends: list[tuple[int, int]]) -> Segment:
@@ -29,14 +32,38 @@ def segment(first_obs: int, num_steps: int, width: int, ends: list[tuple[int, in
 
 
 def test_rows_lead_back_to_time_and_column() -> None:
-    batch = join([segment(0, 2, 1, [(1, 0)]), segment(100, 3, 2, [(0, 1)])])
+    batch = join([segment(0, 2, 1, [(1, 0)]), segment(100, 3, 2, [(0, 1)])], CPU)
     assert len(batch) == 2 + 6
     assert batch.mask.tolist() == [[True, True, True], [True, True, True], [False, True, True]]
-    padded = np.where(batch.mask, batch.obs[batch.rows, 0], -1)
+    padded = batch.obs[batch.rows, 0].where(batch.mask, torch.tensor(-1.0))
     assert padded.tolist() == [[0, 100, 101], [1, 102, 103], [-1, 104, 105]]
 
 
 def test_boundaries_are_ends_of_episodes_and_of_segments() -> None:
-    batch = join([segment(0, 2, 1, [(1, 0)]), segment(100, 3, 2, [(0, 1)])])
-    assert sorted(batch.obs[batch.boundary, 0]) == [1, 101, 104, 105]
-    np.testing.assert_array_equal(batch.boundary_next_obs, batch.obs[batch.boundary] + 1000)
+    batch = join([segment(0, 2, 1, [(1, 0)]), segment(100, 3, 2, [(0, 1)])], CPU)
+    assert sorted(batch.obs[batch.boundary, 0].tolist()) == [1, 101, 104, 105]
+    assert torch.equal(batch.boundary_next_obs, batch.obs[batch.boundary] + 1000)
+
+
+def test_tensors_are_joined_as_arrays_are() -> None:
+    arrays = [segment(0, 3, 2, [(1, 0)]), segment(100, 3, 1, [(0, 0), (2, 0)])]
+    arrays[1].version[:] = 4
+    expected, batch = join(arrays, CPU), join([as_tensors(one) for one in arrays], CPU)
+    # Rows lie in another order, so each is compared where it belongs in time.
+    for name in ("obs", "action", "log_prob", "reward", "terminated", "ended", "version"):
+        assert torch.equal(getattr(batch, name)[batch.rows], getattr(expected, name)[expected.rows]), name
+    assert torch.equal(batch.mask, expected.mask)
+    successors = [
+        dict(zip(one.obs[one.boundary, 0].tolist(), one.boundary_next_obs[:, 0].tolist(), strict=True))
+        for one in (expected, batch)
+    ]
+    assert successors[0] == successors[1]
+
+
+def as_tensors(one: Segment) -> TensorSegment:
+    names = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "next_obs")
+    tensors = {name: torch.from_numpy(getattr(one, name)) for name in names}
+    nothing = torch.zeros_like(tensors["reward"])
+    return TensorSegment(
+        **tensors, episode_return=nothing, episode_length=nothing.long(), version=int(one.version[0, 0]), seconds=0.0
+    )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from freerun.algorithms.normalization import RunningMoments
 def test_batches_merge_to_the_moments_of_all_rows(batches: list[list[float]]) -> None:
     moments = RunningMoments()
     for batch in batches:
-        moments.update(np.array(batch))
+        moments.update(torch.tensor(batch, dtype=torch.float64))
     rows = np.concatenate([np.array(batch) for batch in batches])
     np.testing.assert_allclose(moments.mean, rows.mean(), atol=1e-6)
     np.testing.assert_allclose(moments.variance, rows.var(), atol=1e-4)

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freerun.algorithms.actor import ActorSpec, MLPActor
-from freerun.algorithms.capture import Acceleration, Repeated
 from freerun.algorithms.networks import squash
 from freerun.algorithms.replay import Draw, Steps
 from freerun.algorithms.sac import SAC, Agent, Pace, SACConfig
+from freerun.capture import Acceleration, Repeated
 from freerun.core import EnvSpec, Segment, UserError
 from freerun.experiment import run
 from freerun.registry import make_config

@@ -32,7 +32,7 @@ def make_policy(factory: GymnasiumFactory) -> MLPActor:
 def collecting(config: ContinuousConfig, env: str = "toy_envs:Audit", **env_args: Any) -> Iterator[Continuous]:
     factory = GymnasiumFactory(env, env_args)
     policy = make_policy(factory)
-    collector = Continuous(factory, policy, CollectorSettings(config.num_collectors, None, seed=3), config)
+    collector = Continuous(factory, policy, CollectorSettings(config.num_workers, None, seed=3), config)
     try:
         collector.publish(policy.weights, 0)
         yield collector

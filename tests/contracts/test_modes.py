@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
@@ -61,15 +61,21 @@ def some(mode: str, num: int) -> Demand:
     return Demand(episodes=num) if mode in WHOLE else Demand(steps=num)
 
 
+class HostCollector(Collector, Protocol):
+    """One whose segments are arrays."""
+
+    def collect(self, demand: Demand) -> list[Segment]: ...
+
+
 @contextmanager
-def collecting(mode: str, env: str, num_workers: int = 2, max_lag: int = 0, **env_args: Any) -> Iterator[Collector]:
+def collecting(mode: str, env: str, num_workers: int = 2, max_lag: int = 0, **env_args: Any) -> Iterator[HostCollector]:
     factory = GymnasiumFactory(env, env_args)
     policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
     options = mode_options(mode, num_workers)
     num_workers = options.num_workers or workers_for(mode, num_workers)
     settings = CollectorSettings(num_workers, None if registry.MODES[mode].never_waits else max_lag, seed=3)
     extra = [] if isinstance(options, NoOptions) else [options]
-    collector: Collector = registry.MODES[mode].load()(factory, policy, settings, *extra)
+    collector: HostCollector = registry.MODES[mode].load()(factory, policy, settings, *extra)
     try:
         collector.publish(policy.weights, 0)
         yield collector

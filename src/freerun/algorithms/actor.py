@@ -6,13 +6,16 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
 from freerun.algorithms.heads import Categorical, Forward, Gaussian, Head, Single, SquashedGaussian
-from freerun.core import Array, Decision, EnvSpec, FloatArray, UserError
+from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError
+
+if TYPE_CHECKING:
+    import torch
 
 Activation = Literal["tanh", "relu"]
 NORMALIZED_LIMIT = 10.0
@@ -100,6 +103,11 @@ class MLPActor:
         self.log_prob = self._head.log_prob
         self.weights = np.zeros(sum(int(np.prod(shape)) for shape in spec.layout().values()), np.float32)
         self._map()
+
+    def on(self, device: torch.device, seed: int) -> TensorActor:
+        from freerun.algorithms.tensor_actor import DeviceActor  # workers do without torch
+
+        return DeviceActor(self.spec, None, self.arrays, self._scalar_actions, device, seed)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "mlp", "scalar_actions": self._scalar_actions, **asdict(self.spec)}

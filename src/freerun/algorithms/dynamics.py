@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from freerun.algorithms.capture import Acceleration, Repeated, choose, fused
 from freerun.algorithms.networks import StackedMLP, share_one_buffer
 from freerun.algorithms.replay import Steps
 from freerun.algorithms.sac import SACConfig
 from freerun.algorithms.terminations import LEARNED, find
+from freerun.capture import Acceleration, Repeated, choose, fused
 from freerun.core import Metrics, UserError
 
 WEIGHT_DECAY = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)

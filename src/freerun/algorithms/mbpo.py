@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from freerun.algorithms.capture import Acceleration, Repeated, choose
 from freerun.algorithms.dynamics import Dynamics, DynamicsConfig, Model, Training
 from freerun.algorithms.networks import share_one_buffer
 from freerun.algorithms.replay import Draw, Replay, ReplayConfig, Steps
 from freerun.algorithms.sac import OffPolicy, Pace, SoftPolicy
 from freerun.algorithms.stage import Stage
+from freerun.capture import Acceleration, Repeated, choose
 from freerun.core import EnvSpec, Metrics, UserError
 
 logger = logging.getLogger("freerun")

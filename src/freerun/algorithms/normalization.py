@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-
-from freerun.core import Array
+from torch import Tensor
 
 EPSILON = 1e-8
 
@@ -18,9 +18,10 @@ class RunningMoments:
         self.mean: NDArray[np.float64] = np.zeros(shape)
         self.variance: NDArray[np.float64] = np.ones(shape)
 
-    def update(self, rows: Array) -> None:
-        rows = np.asarray(rows, np.float64)
-        count, mean, variance = len(rows), rows.mean(axis=0), rows.var(axis=0)
+    def update(self, rows: Tensor) -> None:
+        rows = rows.double()
+        count = len(rows)
+        variance, mean = (moment.cpu().numpy() for moment in torch.var_mean(rows, dim=0, correction=0))
         if self.count == 0:
             self.count, self.mean, self.variance = float(count), mean, variance
             return

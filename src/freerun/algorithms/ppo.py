@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -26,7 +25,7 @@ from freerun.algorithms.returns import (
     vtrace,
 )
 from freerun.algorithms.torch_actor import TorchActor, build
-from freerun.core import Array, Demand, EnvSpec, Metrics, Policy, Segment, UserError, callable_name
+from freerun.core import AnySegment, Demand, EnvSpec, Metrics, Policy, UserError, callable_name
 
 DEFAULT_STEPS_PER_UPDATE = 2048
 
@@ -130,7 +129,7 @@ class PPO:
         self._optimizer = torch.optim.Adam([self._weights], config.learning_rate, eps=1e-5, fused=True)
         self._obs_moments = RunningMoments((spec.obs_size,))
         self._return_moments = RunningMoments()
-        self._segments: list[Segment] = []
+        self._segments: list[AnySegment] = []
 
     def demand(self) -> Demand:
         if self.config.episodes_per_update is not None:
@@ -138,16 +137,15 @@ class PPO:
         steps = self.config.steps_per_update or DEFAULT_STEPS_PER_UPDATE
         return Demand(steps=max(0, steps - sum(segment.num_steps for segment in self._segments)))
 
-    def observe(self, segments: Sequence[Segment]) -> None:
+    def observe(self, segments: Sequence[AnySegment]) -> None:
         self._segments.extend(segments)
 
     def update(self, version: int, progress: float) -> Metrics:
-        batch = join(self._segments)
+        batch = join(self._segments, self._device)
         self._segments = []
         if self.config.anneal_learning_rate:
             self._set_learning_rate(self.config.learning_rate * (1 - progress))
-        lag = version - batch.version
-        metrics = self._learn(batch, self._tensor(lag))
+        metrics = self._learn(batch, version - batch.version)
         if self.config.normalize_obs:
             # Only now: acting and learning of one version must see the same statistics, or the ratio is not 1.
             self._update_obs_moments(batch.obs)
@@ -156,8 +154,8 @@ class PPO:
 
     def _learn(self, batch: Batch, lag: Tensor) -> Metrics:
         config, net = self.config, self._net
-        obs = self._normalized(batch.obs)
-        action, behaviour = self._tensor(batch.action), self._tensor(batch.log_prob)
+        obs = net.normalize(batch.obs)
+        action, behaviour = batch.action, batch.log_prob
         with torch.no_grad():
             value = net.value(obs)
             proximal = behaviour
@@ -211,13 +209,13 @@ class PPO:
     def _advantage(self, batch: Batch, value: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets: worked out over time, [T, B], then back to flat rows."""
         config = self.config
-        rows, mask = self._tensor(batch.rows), self._tensor(batch.mask)
+        rows, mask = batch.rows, batch.mask
         next_value = torch.zeros_like(value)
         inner = mask[:-1] & mask[1:]
         next_value[rows[:-1][inner]] = value[rows[1:][inner]]
-        next_value[self._tensor(batch.boundary)] = self._net.value(self._normalized(batch.boundary_next_obs))
-        reward = self._tensor(self._scaled_reward(batch))[rows]
-        terminated, ended = self._tensor(batch.terminated)[rows], self._tensor(batch.ended)[rows] | ~mask
+        next_value[batch.boundary] = self._net.value(self._net.normalize(batch.boundary_next_obs))
+        reward = self._scaled_reward(batch)[rows]
+        terminated, ended = batch.terminated[rows], batch.ended[rows] | ~mask
         steps = (reward, value[rows], next_value[rows], terminated, ended)
         if config.lag_correction == "vtrace":
             advantage, correction = vtrace(*steps, weight[rows], config.gamma, config.gae_lambda)
@@ -227,19 +225,19 @@ class PPO:
         flat[:, rows[mask]] = torch.stack([advantage[mask], correction[mask]])
         return flat[0], flat[1] + value
 
-    def _scaled_reward(self, batch: Batch) -> Array:
+    def _scaled_reward(self, batch: Batch) -> Tensor:
         if not self.config.normalize_reward:
             return batch.reward
-        reward, ended = batch.reward[batch.rows], batch.ended[batch.rows]
-        discounted = np.zeros_like(reward)
-        running = np.zeros(reward.shape[1], reward.dtype)
+        reward, carry = batch.reward[batch.rows], self.config.gamma * ~batch.ended[batch.rows]
+        discounted = torch.empty_like(reward)
+        running = torch.zeros_like(reward[0])
         for step in range(len(reward)):
-            running = running * self.config.gamma + reward[step]
+            running = running + reward[step]
             discounted[step] = running
-            running = np.where(ended[step], 0.0, running)
+            running = running * carry[step]
         self._return_moments.update(discounted[batch.mask])
-        scaled = batch.reward * self._return_moments.scale
-        return np.clip(scaled, -NORMALIZED_LIMIT, NORMALIZED_LIMIT).astype(np.float32)
+        scaled = batch.reward * float(self._return_moments.scale)
+        return scaled.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
 
     def _minibatches(self, num_rows: int) -> Iterator[Tensor]:
         num_minibatches = max(1, round(num_rows / self.config.minibatch_size))
@@ -247,14 +245,8 @@ class PPO:
             order = torch.randperm(num_rows, generator=self._shuffle).to(self._device)
             yield from order.chunk(num_minibatches)
 
-    def _normalized(self, obs: Array) -> Tensor:
-        return self._net.normalize(self._tensor(obs).reshape(len(obs), -1).float())
-
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
-
-    def _update_obs_moments(self, obs: Array) -> None:
-        self._obs_moments.update(obs.reshape(len(obs), -1))
+    def _update_obs_moments(self, obs: Tensor) -> None:
+        self._obs_moments.update(obs)
         self._net.obs_mean.copy_(torch.from_numpy(self._obs_moments.mean))
         self._net.obs_scale.copy_(torch.from_numpy(self._obs_moments.scale))
 

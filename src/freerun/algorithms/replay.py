@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from freerun.algorithms.capture import Acceleration, fused
+from freerun.capture import Acceleration, fused
 from freerun.core import UserError
 
 ReplayKind = Literal["uniform", "prioritised", "recency"]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from freerun.algorithms.actor import Activation, ActorSpec, MLPActor
-from freerun.algorithms.capture import Acceleration, Repeated, choose, fused
 from freerun.algorithms.networks import StackedMLP, mlp, share_one_buffer, squash
 from freerun.algorithms.replay import Draw, Replay, ReplayConfig, Steps
-from freerun.core import Array, Demand, EnvSpec, Metrics, Segment, UserError
+from freerun.capture import Acceleration, Repeated, choose, fused
+from freerun.core import AnySegment, Array, Demand, EnvSpec, Metrics, Segment, UserError
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class OffPolicy:
         sizes = (self.spec.obs_size, self.spec.gaussian_size)
         acceleration = choose(config.acceleration, self._device)
         self._real = Replay(config.buffer_size, *sizes, config, seed, self._device, acceleration)
-        low, high = np.array(self.spec.low, np.float32), np.array(self.spec.high, np.float32)
+        low, high = (torch.tensor(limits, device=self._device) for limits in (self.spec.low, self.spec.high))
         self._centre, self._reach = (high + low) / 2, (high - low) / 2
         self._agent_pace = Pace(config.updates_per_step)
         self._fresh_steps = 0
@@ -264,32 +264,35 @@ class OffPolicy:
         missing = max(per_update - self._fresh_steps, self.config.learning_starts - self._real.size)
         return Demand(steps=max(0, missing), whole_episodes=self._whole_episodes)
 
-    def observe(self, segments: Sequence[Segment]) -> None:
+    def observe(self, segments: Sequence[AnySegment]) -> None:
         for segment in segments:
-            self._real.add(self._steps(segment), self._tensor(segment.version.reshape(-1)))
+            if isinstance(segment, Segment):
+                versions = self._tensor(segment.version).flatten()
+            else:
+                versions = torch.full((segment.num_steps,), segment.version, device=self._device)
+            self._real.add(self._steps(segment), versions)
             self._fresh_steps += segment.num_steps
 
-    def _tensor(self, array: Array) -> torch.Tensor:
+    def _tensor(self, array: Array | Tensor) -> Tensor:
         """Arrays that lie in Ray's object store cannot be written, and torch takes none of those: it gets a copy."""
-        return torch.from_numpy(np.require(array, requirements=("C", "W"))).to(self._device)
+        if isinstance(array, np.ndarray):
+            array = torch.from_numpy(np.require(array, requirements=("C", "W")))
+        return array.to(self._device)
 
-    def _steps(self, segment: Segment) -> Steps:
+    def _steps(self, segment: AnySegment) -> Steps:
         num_steps = segment.num_steps
-        action = (segment.action.reshape(num_steps, -1) - self._centre) / self._reach
+        names = ("obs", "action", "reward", "next_obs", "terminated")
+        obs, action, reward, next_obs, terminated = (self._tensor(getattr(segment, name)).float() for name in names)
+        scaled = ((action.reshape(num_steps, -1) - self._centre) / self._reach).clamp(-1.0, 1.0)
         return Steps(
-            *(
-                self._tensor(array).float()
-                for array in (
-                    segment.obs.reshape(num_steps, -1),
-                    np.clip(action, -1.0, 1.0),
-                    segment.reward.reshape(num_steps),
-                    segment.next_obs.reshape(num_steps, -1),
-                    segment.terminated.reshape(num_steps),
-                )
-            )
+            obs.reshape(num_steps, -1),
+            scaled,
+            reward.reshape(num_steps),
+            next_obs.reshape(num_steps, -1),
+            terminated.reshape(num_steps),
         )
 
-    def importance(self, segment: Segment) -> float:
+    def importance(self, segment: AnySegment) -> float:
         """How surprising a segment is to the critics: its mean absolute TD error."""
         return float(self._agent.td_error(self._steps(segment)).abs().mean())
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from freerun.algorithms.actor import NORMALIZED_LIMIT, ActorSpec
 from freerun.algorithms.heads import Gaussian, Single
-from freerun.core import Array, Decision, EnvSpec, FloatArray, UserError, import_callable
+from freerun.algorithms.tensor_actor import DeviceActor
+from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, import_callable
 
 Network = Callable[[spaces.Box, int], nn.Module]
 """A user's own: given the observation space and the number of outputs, a module from [N, *observation] to
@@ -89,6 +90,10 @@ class TorchActor:
                 flat[start:end] = tensors[name].detach().reshape(-1)
                 tensors[name].data = flat[start:end].view(shape)
             start = end
+
+    def on(self, device: torch.device, seed: int) -> TensorActor:
+        network = copy.deepcopy(self._network)
+        return DeviceActor(self.spec, network, self.arrays, self._scalar_actions, device, seed)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "torch", "network": self._name, "scalar_actions": self._scalar_actions, **asdict(self.spec)}

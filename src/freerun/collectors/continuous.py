@@ -25,6 +25,7 @@ from freerun.core import (
 logger = logging.getLogger("freerun")
 
 Kind = Literal["thread", "process"]
+DEFAULT_NUM_COLLECTORS = 4
 THREADS_PAY_OFF = 1.8
 """Two threads must step two environments this many times as fast as one: 2 where steps leave Python's lock alone. At
 1.5 (MuJoCo) collectors in threads got in each other's way, and in the learner's."""
@@ -34,8 +35,8 @@ THREADS_PAY_OFF = 1.8
 class ContinuousConfig:
     """Mode `continuous`: how its collectors collect, and what the queue holds."""
 
-    num_collectors: int = 4
-    """Collectors, each with its share of the environments."""
+    num_collectors: int | None = None
+    """Collectors, each with its share of the environments (4 if not given; 1 for environments that are tensors)."""
     num_envs: int = 64
     """Environments in total: a multiple of the collectors."""
     max_queue_size: int = 1000
@@ -50,21 +51,17 @@ class ContinuousConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_collectors", "num_envs", "max_queue_size", "collection_batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        if self.num_envs % self.num_collectors:
-            raise UserError(
-                f"--num-envs {self.num_envs} cannot be shared out evenly among {self.num_collectors} collectors: "
-                "make it a multiple of --num-collectors"
-            )
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
 
     @property
     def num_workers(self) -> int:
-        return self.num_collectors
+        return DEFAULT_NUM_COLLECTORS if self.num_collectors is None else self.num_collectors
 
     @property
     def envs_per_collector(self) -> int:
-        return self.num_envs // self.num_collectors
+        return max(1, self.num_envs // self.num_workers)
 
     @property
     def num_steps_per_env(self) -> int:
@@ -82,9 +79,9 @@ class ContinuousConfig:
 class Continuous:
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: ContinuousConfig):
         _check(settings, config)
-        self.num_workers = config.num_collectors
+        self.num_workers = config.num_workers
         self._config = config
-        self._stream = Stream(config.num_collectors, config.max_queue_size, config.queue_priority == "rare-lengths")
+        self._stream = Stream(config.num_workers, config.max_queue_size, config.queue_priority == "rare-lengths")
         self.kind: Kind = _choose_kind(factory) if config.collector_kind == "auto" else config.collector_kind
         self._crew: Freerun | Threads
         if self.kind == "process":
@@ -107,14 +104,19 @@ class Continuous:
 
 
 def _check(settings: CollectorSettings, config: ContinuousConfig) -> None:
+    if config.num_envs % config.num_workers:
+        raise UserError(
+            f"--num-envs {config.num_envs} cannot be shared out evenly among {config.num_workers} collectors: "
+            "make it a multiple of --num-collectors"
+        )
     if settings.deterministic:
         raise UserError(
             "--mode continuous cannot be --deterministic, for what it collects depends on the clock: "
             "choose --mode freerun (or any other that hands over whole episodes)"
         )
-    if settings.num_workers != config.num_collectors:
+    if settings.num_workers != config.num_workers:
         raise UserError(
-            f"--mode continuous has --num-collectors ({config.num_collectors}), not --num-workers: "
+            f"--mode continuous has --num-collectors ({config.num_workers}), not --num-workers: "
             "give the number of collectors there"
         )
     if settings.max_lag is not None:

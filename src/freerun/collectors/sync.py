@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from freerun.collectors.inline import Inline
-from freerun.core import CollectorSettings, EnvFactory, Policy
+from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, UserError
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """Mode `sync` with environments that are tensors."""
+
+    num_envs: int | None = None
+    """Environments that are tensors: how many (64 if not given). Others have a process each: --num-workers."""
+    num_steps_per_env: int | None = None
+    """Environments that are tensors: steps of each before the learner's turn (24 if not given)."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "num_steps_per_env"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+
+    @property
+    def num_workers(self) -> int | None:
+        return None
+
+    @property
+    def unit_steps(self) -> int | None:
+        return self.num_envs * self.num_steps_per_env if self.num_envs and self.num_steps_per_env else None
+
+    def check(self, demand: Demand) -> None:
+        """Processes serve any demand."""
 
 
 class Sync(Inline):
-    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
+    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: SyncConfig):
+        if config.num_envs is not None or config.num_steps_per_env is not None:
+            raise UserError(
+                "--num-envs and --num-steps-per-env of --mode sync are for environments that are tensors: this one "
+                "gets a process for each, so give --num-workers"
+            )
         super().__init__(factory.make_parallel(settings.num_workers), policy, settings)

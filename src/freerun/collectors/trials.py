@@ -20,7 +20,7 @@ class Greedy:
         self.weights, self.head_size, self.arrays = policy.weights, policy.head_size, policy.arrays
         self.describe, self.load, self.draw, self.log_prob = policy.describe, policy.load, policy.draw, policy.log_prob
 
-        self.single = policy.single
+        self.single, self.on = policy.single, policy.on
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
         return self._policy.act(obs, None)

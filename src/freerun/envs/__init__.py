@@ -22,6 +22,9 @@ BUILT_IN = {
 }
 VECTORISED = {"freerun/NetworkDefence-v0": "freerun.envs.network_defence:NetworkDefenceVector"}
 """Environments of which many are stepped in one call, as a `core.VectorEnv`."""
+TENSOR_ENVS = {"freerun/RoughDrone-v0": "freerun.envs.drone_sim:build"}
+"""Environments that are tensors in the modes for that: by name, or all whose names begin so (with "-" or ":" at the
+end), and what builds one, given the name, num_envs, device, seed and --env-args."""
 CYBER_ENVS = ("freerun/NetworkDefence-v0", "cyborg/CAGE2-v0")
 """Those that --red-agent, --episode-steps and --workflow are for."""
 OTHERS = {

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import pad
 
-from freerun.core import EnvSpec, UserError
+from freerun.core import EnvSpec, Metrics, TensorStep, UserError
 from freerun.envs import drone_physics as physics
 from freerun.envs.counter_random import keys_from, uniforms
 from freerun.envs.drone_physics import Body
@@ -90,16 +90,6 @@ class Task:
 TASKS = {"explore": Task(20.0, 5, 7), "hover": Task(10.0, 1), "waypoint": Task(20.0, 5)}
 
 
-class TensorStep(NamedTuple):
-    """One step of N drones: `core.StepResult` with tensors on the simulator's device, new ones in each step."""
-
-    obs: Tensor
-    final_obs: Tensor
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-
-
 class Surroundings(NamedTuple):
     """The points around each drone that it looks at."""
 
@@ -122,6 +112,8 @@ class RoughDroneSim:
     captured as a CUDA graph. A drone's episodes depend on its own seed alone, on any device and beside any neighbours.
     """
 
+    is_capturable = True
+
     def __init__(
         self,
         num_envs: int,
@@ -132,9 +124,12 @@ class RoughDroneSim:
         terrain_seed: int = 0,
         num_terrains: int = 16,
         autoreset: bool = True,
+        stagger: bool = False,
     ):
+        """`stagger` begins all over within an episode's time, so that not all time-outs come at once."""
         self.task, self._task = task, _find_task(task)
         self.num_envs, self.device, self.autoreset = num_envs, _find_device(device), autoreset
+        self._stagger, self._seed = stagger, seed
         seconds = self._task.episode_seconds if episode_seconds is None else episode_seconds
         self.max_episode_steps = round(seconds / STEP_SECONDS)
         if num_envs < 1 or num_terrains < 1 or self.max_episode_steps < 1:
@@ -175,7 +170,11 @@ class RoughDroneSim:
             self._seen.zero_()
         with torch.no_grad():
             everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-            return self._restart(everywhere, self._zeros(torch.float32, self._task.num_observations))
+            obs = self._restart(everywhere, self._zeros(torch.float32, self._task.num_observations))
+            if self._stagger:
+                generator = torch.Generator().manual_seed(self._seed)
+                self.steps.copy_(torch.randint(self.max_episode_steps, (self.num_envs,), generator=generator))
+            return obs
 
     def step(self, action: Tensor) -> TensorStep:
         with torch.no_grad():
@@ -300,10 +299,25 @@ class RoughDroneSim:
         parts = [velocity, body.rates, down, to_goal, CEILING - body.position[:, 2:3], around.clearance]
         return torch.cat(parts if is_seen is None else [*parts, is_seen.float()], 1)
 
+    def metrics(self) -> Metrics:
+        """It logs nothing of itself."""
+        return {}
+
+    def close(self) -> None:
+        """Its memory goes with it."""
+
     def seen_cells(self, env: int) -> Tensor:
         """`explore`: whether each cell of 1 m² was seen in this episode, [y, x]."""
         inner = slice(SIGHT_CELLS, SIGHT_CELLS + NUM_CELLS)
         return (self._seen[env].view(SEEN_WIDTH, SEEN_WIDTH) == self._episode[env])[inner, inner]
+
+
+def build(name: str, num_envs: int, device: str, seed: int, task: str = "explore", **more: Any) -> RoughDroneSim:
+    """For the modes that step it as tensors; `more` are RoughDroneSim's."""
+    try:
+        return RoughDroneSim(num_envs, device, task, seed, stagger=True, **more)
+    except TypeError as error:
+        raise UserError(f"{name} cannot be built with these --env-args: {error}") from None
 
 
 def _cells(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from freerun.core import Counts, Metrics, Segment
+from freerun.core import AnySegment, Counts, Metrics, Segment, TensorSegment
 
 RECENT_EPISODES = 100
 
@@ -31,6 +31,7 @@ class Ledger:
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
         self._open: dict[int, tuple[float, int]] = {}  # return and length so far of episodes that have not ended
         self._untrained: list[tuple[int, int, int]] = []  # episode, version of its last step, length
+        self._untrained_lengths: list[int] = []  # of episodes that have no number: those of tensor environments
         self._steps_by_version: Counter[int] = Counter()
         self._episodes_by_length: Counter[int] = Counter()
         self._trained_beyond: set[int] = set()
@@ -38,16 +39,15 @@ class Ledger:
         self._broken: set[int] = set()  # of which more may come
         self._num_given_up = 0  # open ones of which no more will
 
-    def account(self, segments: Sequence[Segment]) -> None:
+    def account(self, segments: Sequence[AnySegment]) -> None:
         """Note what the collector has handed over."""
         for segment in segments:
             self.steps += segment.num_steps
+            if isinstance(segment, TensorSegment):
+                self._account_tensors(segment)
+                continue
             for version, num_steps in Counter(segment.version.ravel().tolist()).items():
-                self._steps_by_version[version] += num_steps
-                lag = self.version - version
-                self._update_lags[lag] += num_steps
-                self._lag_sum += lag * num_steps
-                self.lag_max = max(self.lag_max, lag)
+                self._account_version(version, num_steps)
             num_steps, ended = len(segment.reward), segment.ended
             sums = np.zeros((num_steps + 1, segment.reward.shape[1]))
             np.cumsum(segment.reward, axis=0, dtype=np.float64, out=sums[1:])
@@ -58,6 +58,22 @@ class Ledger:
                     start = last + 1
                 if start < num_steps:
                     self._extend(segment, column, start, num_steps, sums, has_ended=False)
+
+    def _account_version(self, version: int, num_steps: int) -> None:
+        self._steps_by_version[version] += num_steps
+        lag = self.version - version
+        self._update_lags[lag] += num_steps
+        self._lag_sum += lag * num_steps
+        self.lag_max = max(self.lag_max, lag)
+
+    def _account_tensors(self, segment: TensorSegment) -> None:
+        """Only the returns and lengths of episodes that have ended leave the device."""
+        self._account_version(segment.version, segment.num_steps)
+        ended = segment.ended
+        returns, lengths = segment.episode_return[ended].tolist(), segment.episode_length[ended].tolist()
+        self.episodes += len(lengths)
+        self._recent.extend(list(zip(returns, lengths, strict=True))[-RECENT_EPISODES:])
+        self._untrained_lengths += lengths
 
     def _extend(
         self, segment: Segment, column: int, start: int, end: int, sums: NDArray[np.float64], has_ended: bool
@@ -104,10 +120,14 @@ class Ledger:
         while self._trained_until in self._trained_beyond:
             self._trained_beyond.remove(self._trained_until)
             self._trained_until += 1
-        self.episodes_trained += len(self._untrained)
+        self._episodes_by_length.update(self._untrained_lengths)
+        self.episodes_trained += len(self._untrained) + len(self._untrained_lengths)
         if self._file is not None:
-            self._file.write(json.dumps({"update": self.version, "episodes": self._untrained}) + "\n")
-        self._untrained = []
+            record: dict[str, Any] = {"update": self.version, "episodes": self._untrained}
+            if self._untrained_lengths:
+                record["num_episodes"] = len(self._untrained_lengths)
+            self._file.write(json.dumps(record) + "\n")
+        self._untrained, self._untrained_lengths = [], []
         self.version += 1
 
     def check_balance(self, counts: Counts) -> None:
@@ -115,6 +135,7 @@ class Ledger:
         if not self._untrained:
             self._forget(counts.episodes_settled)
         accounted = self.episodes_trained + len(self._untrained) + len(self._open) + self._num_given_up + self.broken
+        accounted += len(self._untrained_lengths)
         accounted += counts.episodes_dropped + counts.episodes_in_flight
         if counts.episodes_started != accounted:
             raise RuntimeError(

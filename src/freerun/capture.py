@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -32,6 +33,10 @@ def fused(function: Function, acceleration: Acceleration) -> Function:
         return function
     os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
     return torch.compile(function, fullgraph=True, dynamic=False)  # type: ignore[return-value]
+
+
+_one_at_a_time = threading.Lock()
+"""To record, torch empties its cache of memory, which it cannot while another thread records."""
 
 
 class Repeated:
@@ -81,6 +86,6 @@ class Repeated:
         for generator in self._generators:
             graph.register_generator_state(generator)
         # Other threads may go on with their own work on the device meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with _one_at_a_time, torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._step()
         self._graph = graph

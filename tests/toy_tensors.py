@@ -1,0 +1,66 @@
+"""Tensor environments whose every step can be foretold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from freerun.core import EnvSpec, Metrics, TensorStep
+
+
+class Counting:
+    """Environment i has episodes of i + 2 steps; even ones terminate, odd ones are truncated.
+
+    It observes (i, steps of the episode, episode); the reward of a step is its number.
+    """
+
+    is_capturable = False
+
+    def __init__(self, num_envs: int, device: str, fail_after: int | None, reports_final_obs: bool):
+        self.spec = EnvSpec(
+            spaces.Box(-np.inf, np.inf, (3,), np.float32),
+            spaces.Box(-1.0, 1.0, (2,), np.float32),
+            reports_final_obs,
+        )
+        self.num_envs, self.device = num_envs, torch.device(device)
+        self._index = torch.arange(num_envs, device=self.device)
+        self._fail_after = fail_after
+        self._num_steps = 0
+        self.is_closed = False
+
+    def reset(self) -> Tensor:
+        self._step, self._episode = torch.zeros_like(self._index), torch.zeros_like(self._index)
+        return self._observe()
+
+    def _observe(self) -> Tensor:
+        return torch.stack([self._index, self._step, self._episode], 1).float()
+
+    def step(self, action: Tensor) -> TensorStep:
+        self._num_steps += 1
+        if self._fail_after is not None and self._num_steps > self._fail_after:
+            raise ValueError("the rotor fell off")
+        self._step = self._step + 1
+        final_obs, reward = self._observe(), self._step.float()
+        ended = self._step == self._index + 2
+        self._step, self._episode = self._step * ~ended, self._episode + ended
+        is_even = self._index % 2 == 0
+        obs = self._observe()
+        return TensorStep(
+            obs, final_obs if self.spec.reports_final_obs else obs, reward, ended & is_even, ended & ~is_even
+        )
+
+    def metrics(self) -> Metrics:
+        return {"simulator/steps": float(self._num_steps)}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def build(
+    name: str, num_envs: int, device: str, seed: int, fail_after: int | None = None, reports_final_obs: bool = True
+) -> Any:
+    return Counting(num_envs, device, fail_after, reports_final_obs)
