@@ -149,7 +149,10 @@ def test_ppo_trains_and_metrics_tell_of_the_queue(kind: Kind, run_dir: Path) -> 
         ({"num_workers": 3}, r"has --num-collectors \(4\), not --num-workers"),
         ({"max_lag": 1}, "choose --mode batch or freerun, which honour it"),
         ({"queue_priority": "td-error"}, "needs an algorithm with a critic that learns off-policy: --algo sac or mbpo"),
-        ({"num_steps_per_env": 8}, "belongs to --mode batch; --mode continuous has --num-collectors, --num-envs, "),
+        (
+            {"num_steps_per_env": 8},
+            "belongs to --mode sync or batch; --mode continuous has --num-collectors, --num-envs, ",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str, run_dir: Path) -> None:

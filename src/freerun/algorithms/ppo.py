@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -25,9 +25,12 @@ from freerun.algorithms.returns import (
     vtrace,
 )
 from freerun.algorithms.torch_actor import TorchActor, build
+from freerun.capture import Acceleration, Repeated
 from freerun.core import AnySegment, Demand, EnvSpec, Metrics, Policy, UserError, callable_name
 
 DEFAULT_STEPS_PER_UPDATE = 2048
+ENTROPY_ROWS = 4096
+"""Enough to say how much the policy still tries out."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,9 @@ class PPOConfig:
     initial_log_std: float = 0.0
     """For actions in a Box: the logarithm of their deviation before anything is learned. At 0 most actions of an
     environment with a range of ±1 are cut off at its ends, and -1 often learns more."""
+    acceleration: Acceleration = "auto"
+    """On a GPU: record gradient steps as CUDA graphs (auto, graph), or do not (none). Updates of uneven size and
+    --target-kl go without."""
     default_max_lag: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -100,6 +106,35 @@ class PPOConfig:
                 raise UserError(f"--{name.replace('_', '-')} must lie between 0 and 1, not {getattr(self, name)}")
         if self.learning_rate <= 0 or self.clip_range <= 0:
             raise UserError("--learning-rate and --clip-range must be above 0")
+
+
+class Lesson(NamedTuple):
+    """What an update learns from, by row; all but the networks' own output stays as it is meanwhile."""
+
+    obs: Tensor
+    action: Tensor
+    proximal: Tensor
+    weight: Tensor
+    advantage: Tensor
+    target: Tensor
+
+
+class Desk(NamedTuple):
+    """Where a recorded gradient step finds its lesson: memory that stays in place."""
+
+    lesson: Lesson
+    order: Tensor
+    """The rows of every minibatch, [gradient steps, rows]."""
+    cursor: Tensor
+    """The next one."""
+    sums: Tensor
+
+
+def _acceleration(config: PPOConfig, device: torch.device) -> Acceleration:
+    """Fusing kernels, too, takes half a minute before the first update: only where it is asked for."""
+    if device.type != "cuda" or config.network is not None:
+        return "none"
+    return "graph" if config.acceleration == "auto" else config.acceleration
 
 
 class PPO:
@@ -124,9 +159,14 @@ class PPO:
         self._device = torch.device(device)
         self._net.to(self._device)
         self._net.export(self.policy)
-        self._shuffle = torch.Generator().manual_seed(seed)
+        self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = share_one_buffer(self._net)
-        self._optimizer = torch.optim.Adam([self._weights], config.learning_rate, eps=1e-5, fused=True)
+        self._acceleration = _acceleration(config, self._device)
+        captures = self._acceleration != "none"
+        # A recorded gradient step must find the learning rate on the device.
+        learning_rate = torch.tensor(config.learning_rate, device=self._device) if captures else config.learning_rate
+        self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=captures)
+        self._desk: Desk | None = None
         self._obs_moments = RunningMoments((spec.obs_size,))
         self._return_moments = RunningMoments()
         self._segments: list[AnySegment] = []
@@ -164,39 +204,97 @@ class PPO:
             limit = 1.0 if config.lag_correction == "vtrace" else config.max_importance_weight
             weight = importance_weight(proximal, behaviour, limit)
             advantage, target = self._advantage(batch, value, weight)
-        log_ratios, losses = [], []
-        for rows in self._minibatches(len(batch)):
-            row_obs = obs[rows]
-            head = net.actor(row_obs)
-            log_ratio = net.log_prob(head, action[rows]) - proximal[rows]
-            log_ratios.append(log_ratio.detach())
-            if config.target_kl is not None and approx_kl(log_ratios[-1]) > 1.5 * config.target_kl:
-                break
-            row_advantage = advantage[rows]
-            if config.normalize_advantage and len(rows) > 1:
-                row_advantage = (row_advantage - row_advantage.mean()) / (row_advantage.std() + 1e-8)
-            objective = clipped_objective(log_ratio.exp(), row_advantage, config.clip_range)
-            policy_loss = -(weight[rows] * objective).mean()
-            value_loss = (net.value(row_obs) - target[rows]).square().mean()
-            loss = policy_loss + config.value_coef * value_loss
-            if config.entropy_coef:
-                loss = loss - config.entropy_coef * net.entropy(head).mean()
-            self._step(loss)
-            losses.append(torch.stack([policy_loss.detach(), value_loss.detach()]))
+        lesson = Lesson(obs, action, proximal, weight, advantage, target)
+        study = self._replay if self._can_capture(len(batch)) else self._study
+        measured, num_gradient_steps = study(lesson)
         with torch.no_grad():
-            entropy = net.entropy(head).mean()
-        every_log_ratio = torch.cat(log_ratios)
-        mean_losses = torch.stack(losses).mean(dim=0) if losses else torch.full((2,), float("nan"))
+            entropy = net.entropy(net.actor(obs[:ENTROPY_ROWS])).mean()
+            explained = 1 - (target - value).var() / (target.var() + 1e-8)
+        policy_loss, value_loss, kl, clipped, entropy_now, explained_variance = torch.cat(
+            [measured, torch.stack([entropy, explained])]
+        ).tolist()
         return {
-            "policy_loss": float(mean_losses[0]),
-            "value_loss": float(mean_losses[1]),
-            "entropy": float(entropy),
-            "approx_kl": float(approx_kl(every_log_ratio)),
-            "clip_fraction": float(((every_log_ratio.exp() - 1).abs() > config.clip_range).float().mean()),
-            "explained_variance": float(1 - (target - value).var() / (target.var() + 1e-8)),
-            "num_gradient_steps": float(len(losses)),
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy_now,
+            "approx_kl": kl,
+            "clip_fraction": clipped,
+            "explained_variance": explained_variance,
+            "num_gradient_steps": float(num_gradient_steps),
             "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
         }
+
+    def _study(self, lesson: Lesson) -> tuple[Tensor, int]:
+        """Gradient steps one by one: the means of what they measured, and how many there were."""
+        log_ratios, losses = [], []
+        target_kl = self.config.target_kl
+        for rows in self._minibatches(len(lesson.obs)):
+            loss, policy_loss, value_loss, log_ratio = self._losses(*(part[rows] for part in lesson))
+            log_ratios.append(log_ratio)
+            if target_kl is not None and approx_kl(log_ratio) > 1.5 * target_kl:
+                break
+            self._step(loss)
+            losses.append(torch.stack([policy_loss, value_loss]))
+        mean_losses = torch.stack(losses).mean(dim=0) if losses else torch.full((2,), float("nan"), device=self._device)
+        return torch.cat([mean_losses, self._moved(torch.cat(log_ratios))]), len(losses)
+
+    def _losses(
+        self, obs: Tensor, action: Tensor, proximal: Tensor, weight: Tensor, advantage: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of a minibatch: what to descend, its two parts, and how far the policy has moved."""
+        config, net = self.config, self._net
+        head = net.actor(obs)
+        log_ratio = net.log_prob(head, action) - proximal
+        if config.normalize_advantage and len(advantage) > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        objective = clipped_objective(log_ratio.exp(), advantage, config.clip_range)
+        policy_loss = -(weight * objective).mean()
+        value_loss = (net.value(obs) - target).square().mean()
+        loss = policy_loss + config.value_coef * value_loss
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * net.entropy(head).mean()
+        return loss, policy_loss.detach(), value_loss.detach(), log_ratio.detach()
+
+    def _moved(self, log_ratio: Tensor) -> Tensor:
+        """How far from the policy that the update began with, and the share of actions where that was too far."""
+        clipped = ((log_ratio.exp() - 1).abs() > self.config.clip_range).float().mean()
+        return torch.stack([approx_kl(log_ratio), clipped])
+
+    # ------------------------------------------------------------------------------------------ as a CUDA graph
+
+    def _can_capture(self, num_rows: int) -> bool:
+        """A graph has one shape, and cannot stop early."""
+        even = num_rows % self._num_minibatches(num_rows) == 0
+        return self._acceleration != "none" and even and self.config.target_kl is None
+
+    def _replay(self, lesson: Lesson) -> tuple[Tensor, int]:
+        """The same as `_study`, each gradient step launched as one."""
+        order = torch.stack(list(self._minibatches(len(lesson.obs))))
+        if self._desk is None or self._desk.order.shape != order.shape:
+            self._desk = Desk(
+                Lesson(*(part.clone() for part in lesson)),
+                order.clone(),
+                torch.zeros(1, dtype=torch.int64, device=self._device),
+                torch.zeros(4, device=self._device),
+            )
+            self._gradient_step = Repeated(self._step_at_desk, self._device, (), self._acceleration)
+        desk = self._desk
+        for kept, part in zip((*desk.lesson, desk.order), (*lesson, order), strict=True):
+            kept.copy_(part)
+        desk.cursor.zero_()
+        desk.sums.zero_()
+        self._gradient_step(len(order))
+        return desk.sums / len(order), len(order)
+
+    def _step_at_desk(self) -> None:
+        """The next minibatch: which one it is, only the device knows."""
+        assert self._desk is not None
+        lesson, order, cursor, sums = self._desk
+        rows = order.index_select(0, cursor).squeeze(0)
+        loss, policy_loss, value_loss, log_ratio = self._losses(*(part[rows] for part in lesson))
+        self._step(loss)
+        sums += torch.cat([torch.stack([policy_loss, value_loss]), self._moved(log_ratio)])
+        cursor += 1
 
     def _step(self, loss: Tensor) -> None:
         gradient = self._weights.grad
@@ -239,11 +337,13 @@ class PPO:
         scaled = batch.reward * float(self._return_moments.scale)
         return scaled.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
 
+    def _num_minibatches(self, num_rows: int) -> int:
+        return max(1, round(num_rows / self.config.minibatch_size))
+
     def _minibatches(self, num_rows: int) -> Iterator[Tensor]:
-        num_minibatches = max(1, round(num_rows / self.config.minibatch_size))
         for _ in range(self.config.num_epochs):
-            order = torch.randperm(num_rows, generator=self._shuffle).to(self._device)
-            yield from order.chunk(num_minibatches)
+            order = torch.randperm(num_rows, generator=self._shuffle, device=self._device)
+            yield from order.chunk(self._num_minibatches(num_rows))
 
     def _update_obs_moments(self, obs: Tensor) -> None:
         self._obs_moments.update(obs)
@@ -252,7 +352,10 @@ class PPO:
 
     def _set_learning_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -268,5 +371,5 @@ class PPO:
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
         self._obs_moments.load_state_dict(state["obs_moments"])
         self._return_moments.load_state_dict(state["return_moments"])
-        self._shuffle.set_state(state["shuffle"])
+        self._shuffle.set_state(state["shuffle"].cpu())
         self._net.export(self.policy)

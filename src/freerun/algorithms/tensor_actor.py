@@ -63,7 +63,8 @@ class DeviceActor:
             return self._choose(output)
         noise = torch.randn((num_rows, spec.gaussian_size), generator=self.generator, device=self._device)
         if spec.low:
-            action, log_prob = squash(*output.chunk(2, dim=1), noise)
+            mean, log_std = output.chunk(2, dim=1)
+            action, log_prob = squash(mean, log_std, noise)
             return self._centre + self._reach * action, log_prob - self._reach.log().sum()
         log_std = self._parts["log_std"]
         action = output + log_std.exp() * noise
