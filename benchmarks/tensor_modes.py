@@ -1,0 +1,218 @@
+"""RoughDrone as tensors: the simulator alone, with the policy, and with PPO learning, in turn and at the same time.
+
+The work of every run is the same: so many updates, each from 24 steps of all environments. Tc is the time to collect
+them without learning, Tl the time to learn without collecting; taking turns takes Tc + Tl, and the ideal is the longer
+of the two. The number of epochs is chosen so that the two are about equal, unless it is given.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from freerun.algorithms.ppo import PPO, PPOConfig
+from freerun.capture import Repeated
+from freerun.collectors.tensor_rollout import TensorRollout
+from freerun.core import TensorSegment
+from freerun.envs.drone_sim import RoughDroneSim
+from freerun.experiment import run
+from freerun.registry import make_config
+
+NUM_STEPS = 24
+MODES = ("sync", "batch", "continuous")
+MOST_EPOCHS = 40
+
+
+@dataclass(frozen=True)
+class Options:
+    num_envs: tuple[int, ...] = (4096, 65536)
+    """Drones."""
+    task: str = "hover"
+    """hover, waypoint or explore."""
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    """Of simulator and learner."""
+    num_updates: int = 100
+    """Of every run."""
+    num_epochs: int | None = None
+    """Passes over the data of an update."""
+    num_minibatches: int = 4
+    """In each pass."""
+    hidden_sizes: tuple[int, ...] = (128, 128)
+    """Of policy and value function."""
+    repeats: int = 3
+    """Interleaved; the medians count."""
+    output: Path | None = None
+    """Folder for tensor_modes.json and .md."""
+
+
+def synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def seconds_of(work: Any, device: str, times: int) -> float:
+    work()
+    work()
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    synchronize(device)
+    return (time.perf_counter() - began) / times
+
+
+def ppo_settings(options: Options, num_envs: int, num_epochs: int) -> dict[str, Any]:
+    return {
+        "num_epochs": num_epochs,
+        "minibatch_size": num_envs * NUM_STEPS // options.num_minibatches,
+        "hidden_sizes": options.hidden_sizes,
+    }
+
+
+def parts(options: Options, num_envs: int) -> dict[str, float]:
+    """Seconds for a segment: of the simulator alone, and with the policy; and for an epoch of an update."""
+    sim = RoughDroneSim(num_envs, options.device, options.task, stagger=True)
+    action = torch.zeros((num_envs, 4), device=sim.device).uniform_(-1.0, 1.0)
+
+    def steps() -> None:
+        for _ in range(NUM_STEPS):
+            sim.step(action)
+
+    alone = Repeated(steps, sim.device, (), "graph")
+    learner = PPO(sim.spec, PPOConfig(**ppo_settings(options, num_envs, 1)), 0, options.device, False)
+    rollout = TensorRollout(sim, learner.policy.on(sim.device, 0), NUM_STEPS)
+    rollout.load(learner.policy.weights, 0)
+    segment = rollout.collect()
+
+    def learn() -> None:
+        learner.observe([segment])
+        learner.update(0, 0.0)
+
+    return {
+        "simulator": seconds_of(lambda: alone(1), options.device, 10),
+        "with policy": seconds_of(rollout.collect, options.device, 10),
+        "update of 1 epoch": seconds_of(learn, options.device, 5),
+    }
+
+
+def seconds_of_learning(options: Options, num_envs: int, num_epochs: int, segment: TensorSegment) -> float:
+    sim = RoughDroneSim(1, options.device, options.task)
+    learner = PPO(sim.spec, PPOConfig(**ppo_settings(options, num_envs, num_epochs)), 0, options.device, False)
+
+    def learn() -> None:
+        learner.observe([segment])
+        learner.update(0, 0.0)
+
+    return seconds_of(learn, options.device, max(2, options.num_updates // 10)) * options.num_updates
+
+
+def seconds_of_run(options: Options, num_envs: int, num_epochs: int, mode: str) -> float:
+    """Without the first updates, in which libraries load and graphs are recorded."""
+    settings: dict[str, Any] = {
+        **ppo_settings(options, num_envs, num_epochs),
+        "env": "freerun/RoughDrone-v0",
+        "env_args": {"task": options.task},
+        "mode": mode,
+        "num_envs": num_envs,
+        "device": options.device,
+        "total_steps": (options.num_updates + options.num_updates // 5) * num_envs * NUM_STEPS,
+        "quiet": True,
+    }
+    if mode == "continuous":
+        settings |= {"collection_batch_size": num_envs * NUM_STEPS, "max_queue_size": 2}
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(make_config({**settings, "run_dir": Path(folder) / "run"}))
+        lines = (result.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    seconds = [float(json.loads(line)["wall_seconds"]) for line in lines]
+    num_first = options.num_updates // 5
+    return (seconds[-1] - seconds[num_first - 1]) / (len(seconds) - num_first) * options.num_updates
+
+
+def collecting(options: Options, num_envs: int) -> tuple[float, TensorSegment]:
+    sim = RoughDroneSim(num_envs, options.device, options.task, stagger=True)
+    learner = PPO(sim.spec, PPOConfig(**ppo_settings(options, num_envs, 1)), 0, options.device, False)
+    rollout = TensorRollout(sim, learner.policy.on(sim.device, 0), NUM_STEPS)
+    rollout.load(learner.policy.weights, 0)
+    seconds = seconds_of(rollout.collect, options.device, options.num_updates) * options.num_updates
+    return seconds, rollout.collect()
+
+
+def measure(options: Options, num_envs: int) -> dict[str, Any]:
+    found = parts(options, num_envs)
+    num_epochs = options.num_epochs or min(
+        MOST_EPOCHS, max(1, round(found["with policy"] / found["update of 1 epoch"]))
+    )
+    print(f"{num_envs} drones: {found}, {num_epochs} epochs", flush=True)
+    runs: dict[str, list[float]] = {name: [] for name in ("collect", "learn", *MODES)}
+    for _ in range(options.repeats):
+        seconds, segment = collecting(options, num_envs)
+        runs["collect"].append(seconds)
+        runs["learn"].append(seconds_of_learning(options, num_envs, num_epochs, segment))
+        for mode in MODES:
+            runs[mode].append(seconds_of_run(options, num_envs, num_epochs, mode))
+        print({name: round(values[-1], 3) for name, values in runs.items()}, flush=True)
+    return {"num_envs": num_envs, "num_epochs": num_epochs, "parts": found, "runs": runs}
+
+
+def markdown(results: dict[str, Any]) -> str:
+    lines = [
+        "# RoughDrone as tensors",
+        "",
+        f"{results['machine']}, torch {results['torch']}; task {results['task']}, PPO with {results['hidden_sizes']} "
+        f"hidden units, {results['num_minibatches']} minibatches an epoch, {results['num_updates']} updates of "
+        f"{NUM_STEPS} steps of all drones. Medians (lowest – highest) of interleaved runs; "
+        "`benchmarks/tensor_modes.py` wrote this.",
+        "",
+        "| drones | simulator alone, steps/s | with the policy | epochs | Tc | Tl | sync | batch (v2) | continuous (v1) |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for case in results["cases"]:
+        per_segment = case["num_envs"] * NUM_STEPS
+        steps = per_segment * results["num_updates"]
+        runs = {name: statistics.median(values) for name, values in case["runs"].items()}
+        ideal = max(runs["collect"], runs["learn"])
+        cells = [f"{case['num_envs']:,}", f"{per_segment / case['parts']['simulator']:,.0f}"]
+        cells += [f"{per_segment / case['parts']['with policy']:,.0f}", str(case["num_epochs"])]
+        cells += [f"{runs[name]:.2f} s" for name in ("collect", "learn")]
+        for mode in MODES:
+            values = case["runs"][mode]
+            cells.append(
+                f"{runs[mode]:.2f} s ({min(values):.2f} – {max(values):.2f}), {steps / runs[mode]:,.0f} steps/s, "
+                f"{runs['sync'] / runs[mode]:.2f} ×, {ideal / runs[mode]:.0%} of the ideal"
+            )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    on_gpu = options.device.startswith("cuda")
+    torch.set_num_threads(1)
+    if on_gpu:
+        torch.set_float32_matmul_precision("high")
+    results = {
+        "machine": torch.cuda.get_device_name() if on_gpu else "CPU",
+        "torch": torch.__version__,
+        "task": options.task,
+        "hidden_sizes": list(options.hidden_sizes),
+        "num_minibatches": options.num_minibatches,
+        "num_updates": options.num_updates,
+        "cases": [measure(options, num_envs) for num_envs in options.num_envs],
+    }
+    print(markdown(results))
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "tensor_modes.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+        (options.output / "tensor_modes.md").write_text(markdown(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
