@@ -171,7 +171,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"{NUM_STEPS} steps of all drones. Medians (lowest – highest) of interleaved runs; "
         "`benchmarks/tensor_modes.py` wrote this.",
         "",
-        "| drones | simulator alone, steps/s | with the policy | epochs | Tc | Tl | sync | batch (v2) | continuous (v1) |",
+        "| drones | simulator alone, steps/s | and policy | epochs | Tc | Tl | sync | batch (v2) | continuous (v1) |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in results["cases"]:
