@@ -111,7 +111,22 @@ def train(words: list[str]) -> int:
         f"mean return {'-' if summary['mean_return'] is None else format(summary['mean_return'], '.2f')}\n"
         f"Run folder: {result.run_dir}  (freerun eval {result.run_dir})"
     )
+    if not config.quiet:
+        _print_timeline(result.run_dir, summary["advice"])
     return INTERRUPTED if summary["outcome"] == "interrupted" else 0
+
+
+def _print_timeline(run_dir: Path, advice: str | None) -> None:
+    from freerun.telemetry.chart import chart
+    from freerun.telemetry.timeline import Recording
+
+    recording = Recording.of(run_dir)
+    if recording is not None:
+        console = Console(stderr=True)
+        console = console if console.is_terminal else Console(stderr=True, width=160)
+        console.print(chart(recording))
+        if advice:
+            console.print(f"Advice: {advice}", highlight=False, markup=False)
 
 
 def _train_workflows(config: Any) -> int:
@@ -189,6 +204,7 @@ def list_names(words: list[str]) -> int:
         ("Environments", {**{name: about for name, (_, about) in envs.BUILT_IN.items()}, **envs.OTHERS}),
         ("Algorithms (--algo)", {name: entry.about for name, entry in registry.ALGORITHMS.items()}),
         ("Modes (--mode)", {name: entry.about for name, entry in registry.MODES.items()}),
+        ("Trackers (--track)", {name: entry.about for name, entry in registry.TRACKERS.items()}),
         ("Presets (--preset)", {name: preset.about for name, preset in presets.PRESETS.items()}),
     ):
         table = Table.grid(padding=(0, 2))

@@ -9,6 +9,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import tyro
 
 from freerun.core import Demand, UserError
+from freerun.telemetry.tracking import TrackingConfig
 
 AlgorithmConfig = TypeVar("AlgorithmConfig")
 ModeConfig = TypeVar("ModeConfig")
@@ -82,6 +83,7 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     algorithm: tyro.conf.OmitArgPrefixes[AlgorithmConfig]
     collector: tyro.conf.OmitArgPrefixes[ModeConfig]
     cyber: tyro.conf.OmitArgPrefixes[CyberConfig] = field(default_factory=CyberConfig)
+    tracking: tyro.conf.OmitArgPrefixes[TrackingConfig] = field(default_factory=TrackingConfig)
     algo: str = "ppo"
     """The learning algorithm; `freerun list` names them."""
     mode: str = "freerun"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import gymnasium
@@ -108,8 +109,8 @@ class EnvFactory(Protocol):
         """Environments stepped one after another in this process."""
         ...
 
-    def make_parallel(self, num_envs: int) -> VectorEnv:
-        """Environments in a process each, stepped together."""
+    def make_parallel(self, num_envs: int, tracks: Tracks) -> VectorEnv:
+        """Environments in a process each, stepped together; each notes on its track when it is busy."""
         ...
 
 
@@ -343,6 +344,37 @@ class Counts:
     """Time that workers spent on delivered episodes, summed over workers."""
 
 
+class State(IntEnum):
+    """What a worker, the learner or a stage of it does at a moment."""
+
+    BUSY = 0
+    WAITING_FOR_SLOT = 1
+    """A worker: it has finished something, and no room for it is free."""
+    WAITING_FOR_WEIGHTS = 2
+    """A worker: all that may start with these weights has been dealt out."""
+    WAITING_FOR_DATA = 3
+    """The learner, or a stage: it needs more to learn from."""
+    WAITING_FOR_OTHERS = 4
+    """A worker that steps together with others: the slowest of them, or the learner, is not done yet."""
+    RESTARTING = 5
+    """A worker: from its end until its successor is ready."""
+
+
+class Tracks(Protocol):
+    """Where workers, the learner and its stages note what they do, each on the track of its number."""
+
+    def enter(self, track: int, state: State, at: float | None = None) -> None:
+        """The last state ends and this one begins: now, or at that moment of `time.perf_counter`."""
+        ...
+
+
+class NoTracks:
+    """Where nobody wants to know."""
+
+    def enter(self, track: int, state: State, at: float | None = None) -> None:
+        """Nothing is noted."""
+
+
 class Collector(Protocol):
     """A mode: where workers live, what unit they hand over, who waits for whom."""
 
@@ -416,3 +448,5 @@ class CollectorSettings:
     """None sets no limit: workers wait only where there is no room for what they would collect."""
     seed: int
     deterministic: bool = False
+    tracks: Tracks = field(default_factory=NoTracks)
+    """Worker k notes what it does on track k."""

@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,23 @@ from freerun.envs.tensors import TensorEnvs, find_builder
 from freerun.envs.workflow import DEFAULT_COMPLIANCE_WEIGHT, SEPARATOR, WorkflowEnv
 from freerun.persistence.run_folder import RunFolder
 from freerun.presets import settings_of
-from freerun.registry import ALGORITHMS, MODES, WORKER_MODULES, flatten_config, lookup, make_config
+from freerun.registry import ALGORITHMS, MODES, TRACKERS, WORKER_MODULES, flatten_config, lookup, make_config
+from freerun.telemetry.background import Background
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.classic import ClassicLines
+from freerun.telemetry.figures import RecentRecords
 from freerun.telemetry.jsonl import JsonLines
 from freerun.telemetry.ledger import Ledger
 from freerun.telemetry.machine import Machine
 from freerun.telemetry.rsl_rl import RslRlBlocks
+from freerun.telemetry.shares import Shares
 from freerun.telemetry.terminal import LiveDisplay, LogLines
+from freerun.telemetry.timeline import Recording, Timeline
+from freerun.telemetry.trace import write_trace
+from freerun.telemetry.tracking import TrackedRun
 from freerun.training import train
 from freerun.transport import processes
+from freerun.transport.tracks import Tracks
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,7 @@ class Pool:
 
     def __init__(self, factory: GymnasiumFactory | TensorEnvs):
         self.factory = factory
+        self.tracks: Tracks | None = None
         self._collector: Renewable | None = None
 
     def collector(self, config: TrainConfig[Any, Any], algorithm: Algorithm, series: int) -> Collector:
@@ -76,7 +84,13 @@ class Pool:
         return self._collector
 
     def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm) -> Renewable:
-        settings = CollectorSettings(config.num_workers or 1, config.max_lag, config.seed, config.deterministic)
+        num_workers = config.num_workers or 1
+        stages: Mapping[str, Any] = getattr(algorithm, "stages", {})
+        names = [*(f"worker {worker}" for worker in range(num_workers)), "learner", *stages]
+        self.tracks = Tracks(processes.context(), names)
+        for track, stage in enumerate(stages.values(), start=num_workers + 1):
+            stage.note = functools.partial(self.tracks.enter, track)
+        settings = CollectorSettings(num_workers, config.max_lag, config.seed, config.deterministic, self.tracks)
         mode = lookup("mode", config.mode, MODES)
         if isinstance(self.factory, TensorEnvs):
             return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
@@ -111,18 +125,27 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
         started = time.perf_counter()
         collector = pool.collector(config, algorithm, series)
         startup_seconds = time.perf_counter() - started
+        trackers = _trackers(TrackedRun(folder.make(), flat_config, config.tracking))
         folder.create({**flat_config, "run_dir": None})
         file = stack.enter_context(folder.ledger_path.open("w", buffering=1, encoding="utf-8"))
         ledger = Ledger(file, first_episode=series << SERIES_BITS)
         sinks: list[MetricSink] = [JsonLines(folder.metrics_path)]
         if not config.quiet:
             sinks.append(_display(config, flat_config["env"], budget, collector))
-        gauges = _gauges(config, collector, algorithm.policy)
+        recent = RecentRecords()
+        sinks += [recent, *trackers]
+        assert pool.tracks is not None
+        machine = Machine(int(config.device.partition(":")[2] or 0) if config.device.startswith("cuda") else None)
+        gauges = _gauges(config, collector, algorithm.policy, machine)
+        timeline = Timeline(folder.timeline_path, pool.tracks, collector.counts, machine)
+        stack.callback(_write_trace, folder)
+        stack.callback(timeline.close)
+        shares = Shares(collector.num_workers, pool.tracks)
         for close in [part.close for part in sinks] + [part.close for part in gauges]:
             stack.callback(close)
         started = time.perf_counter()
         try:
-            learn = functools.partial(train, algorithm, collector, budget, ledger, sinks, gauges)
+            learn = functools.partial(train, algorithm, collector, budget, ledger, sinks, gauges, shares)
             if hasattr(collector, "beside"):
                 collector.beside(learn)
             else:
@@ -137,6 +160,7 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
                 **{name: flat_config[name] for name in ("mode", "algo", "env", "seed", "num_workers")},
                 "startup_seconds": startup_seconds,
                 **_figures(ledger, collector.counts(), wall_seconds),
+                "advice": recent.advice(),
             }
             folder.write_policy(algorithm.policy.arrays, algorithm.policy.describe())
             folder.write_summary(summary)
@@ -148,6 +172,8 @@ def _check_fit(config: TrainConfig[Any, Any], algorithm: Algorithm) -> None:
     if config.display == "classic" and getattr(config.algorithm, "episodes_per_update", None) is None:
         raise UserError("--display classic counts episodes: give --episodes-per-update")
     config.collector.check(algorithm.demand())
+    for name in config.tracking.track:
+        TRACKERS[name].load()  # says which package is missing
     if getattr(config.collector, "queue_priority", None) == "td-error" and not hasattr(algorithm, "importance"):
         raise UserError(
             "--queue-priority td-error needs an algorithm with a critic that learns off-policy: --algo sac or mbpo"
@@ -187,9 +213,19 @@ def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
     return GymnasiumFactory(WorkflowEnv, {**workflow, **config.env_args, **given}, config.max_episode_steps)
 
 
-def _gauges(config: TrainConfig[Any, Any], collector: Collector, policy: Policy) -> list[Gauge]:
-    on_gpu = config.device.startswith("cuda")
-    gauges: list[Gauge] = [Machine(int(config.device.partition(":")[2] or 0) if on_gpu else None)]
+def _trackers(run: TrackedRun) -> list[MetricSink]:
+    names = dict.fromkeys(run.tracking.track)  # each once
+    return [Background(TRACKERS[name].load()(run)) for name in names]
+
+
+def _write_trace(folder: RunFolder) -> None:
+    recording = Recording.of(folder.path)
+    if recording is not None:
+        write_trace(recording, folder.trace_path)
+
+
+def _gauges(config: TrainConfig[Any, Any], collector: Collector, policy: Policy, machine: Machine) -> list[Gauge]:
+    gauges: list[Gauge] = [machine]
     if config.eval_every is not None:
         env = make_factory(config).make(1)
         gauges.append(Trials(env, policy, config.seed, config.eval_every, config.eval_episodes))

@@ -14,6 +14,7 @@ import typeguard
 
 from freerun.config import CyberConfig, TrainConfig
 from freerun.core import UserError, callable_name
+from freerun.telemetry.tracking import TrackingConfig
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,17 @@ MODES = {
         for_tensors="freerun.collectors.tensors:TensorBatch",
     ),
 }
+TRACKERS = {
+    "tensorboard": Entry("freerun.telemetry.tensorboard:TensorBoard", "event files in the run folder"),
+    "wandb": Entry("freerun.telemetry.wandb:WeightsAndBiases", "Weights & Biases, online or offline"),
+    "prometheus": Entry(
+        "freerun.telemetry.prometheus:Prometheus", "an endpoint /metrics, for those who watch a cluster"
+    ),
+}
 ALIASES = {"v1": "continuous", "v2": "batch"}
 """Other names of modes; config.json records the real one."""
-PARTS = ("algorithm", "collector", "cyber")
-"""Settings of the algorithm, of the mode and of some environments; users see one flat list of names."""
+PARTS = ("algorithm", "collector", "cyber", "tracking")
+"""Settings of the algorithm, of the mode, of some environments and of trackers; users see one flat list of names."""
 PATHS = ("run_dir", "cyborg_path", "workflows")
 # What workers need; none of it may import torch (a test looks).
 WORKER_MODULES = (
@@ -155,7 +163,7 @@ def _mode_name(options: Mapping[str, Any]) -> str:
 
 def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
     """A config from flat names: those of config.json, of `freerun.train()` and of the flags."""
-    parts = dict(zip(PARTS, (*get_args(config_class(options)), CyberConfig), strict=True))
+    parts = dict(zip(PARTS, (*get_args(config_class(options)), CyberConfig, TrackingConfig), strict=True))
     names = {part: {field.name for field in dataclasses.fields(kind)} for part, kind in parts.items()}
     names["run"] = {field.name for field in dataclasses.fields(TrainConfig)} - set(PARTS)
     for name in options:
@@ -177,7 +185,7 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
 def check_name(name: str, options: Mapping[str, Any]) -> None:
     """Refuse a setting that is not one of this run's, but of another algorithm or mode."""
     algorithm, mode = get_args(config_class(options))
-    if any(name in get_type_hints(part) for part in (TrainConfig, CyberConfig, algorithm, mode)):
+    if any(name in get_type_hints(part) for part in (TrainConfig, CyberConfig, TrackingConfig, algorithm, mode)):
         return
     own = ", ".join(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(mode))
     advice = f"; --mode {_mode_name(options)} has {own or 'no settings of its own'}"

@@ -21,10 +21,17 @@ from freerun.envs.workflow import WorkflowEnv, read_order
 from freerun.experiment import Pool, Result, complete, make_factory, run
 from freerun.persistence.run_folder import write_atomically
 from freerun.registry import MODES, flatten_config, lookup
+from freerun.telemetry.tracking import TrackingConfig
 
 TABLE = "workflows.json"
 TRIAL_EPISODES = 20
-ABOUT_ONE_RUN = ("run_dir", "workflow", "workflows", "quiet")
+ABOUT_ONE_RUN = (
+    "run_dir",
+    "workflow",
+    "workflows",
+    "quiet",
+    *(field.name for field in dataclasses.fields(TrackingConfig)),
+)
 
 
 class Workflows:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from freerun.core import Algorithm, Collector, Gauge, Metrics, MetricSink
+from freerun.core import Algorithm, Collector, Gauge, Metrics, MetricSink, State
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
 from freerun.telemetry.shares import Shares
@@ -18,22 +17,21 @@ def train(
     ledger: Ledger,
     sinks: Sequence[MetricSink],
     gauges: Sequence[Gauge] = (),
+    shares: Shares | None = None,
 ) -> None:
     """Collect what the algorithm demands, account for it, observe; when the demand is empty: update, publish."""
-    shares = Shares(collector.num_workers)
+    shares = shares or Shares(collector.num_workers)
     collector.publish(algorithm.policy.weights, ledger.version)
     while (progress := budget.progress(ledger)) < 1.0:
-        started = time.perf_counter()
+        shares.learner_enters(State.WAITING_FOR_DATA)
         while True:  # an empty demand takes what has arrived
             segments = collector.collect(algorithm.demand())
             ledger.account(segments)
             algorithm.observe(segments)
             if not algorithm.demand():
                 break
-        shares.learner_waited(time.perf_counter() - started)
-        started = time.perf_counter()
+        shares.learner_enters(State.BUSY)
         metrics = algorithm.update(ledger.version, progress)
-        shares.learner_updated(time.perf_counter() - started)
         metrics |= ledger.lags()
         ledger.trained()
         collector.publish(algorithm.policy.weights, ledger.version)
@@ -45,7 +43,7 @@ def train(
             "return_mean": ledger.mean_return,
             "length_mean": ledger.mean_length,
             "progress": budget.progress(ledger),
-            **shares.rates(ledger.steps, ledger.episodes, counts.busy_seconds),
+            **shares.rates(ledger.steps, ledger.episodes, ledger.version, counts.busy_seconds),
             **metrics,
             **{name: value for gauge in gauges for name, value in gauge.read(ledger.steps).items()},
             "dropped_steps": counts.steps_dropped,

@@ -16,8 +16,9 @@ import freerun
 from freerun import envs, registry
 from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.collectors.tensor_rollout import TensorRollout
-from freerun.core import EnvFailure, TensorSegment, UserError
+from freerun.core import EnvFailure, State, TensorSegment, UserError
 from freerun.evaluation import evaluate
+from freerun.telemetry.timeline import Recording
 
 MODES = [name for name, entry in registry.MODES.items() if entry.for_tensors is not None]
 SMALL = {"hidden_sizes": (8,), "quiet": True, "num_envs": 6}
@@ -193,3 +194,12 @@ def test_the_drone_learns_as_tensors_and_flies_alone(run_dir: Path) -> None:
     assert "eval_return" in records[-1]
     assert evaluate(run_dir, 1).lengths[0] > 0
     assert result.summary["num_workers"] == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_simulator_notes_what_it_does(mode: str, counting: str, run_dir: Path) -> None:
+    freerun.train(counting, **{**SMALL, "mode": mode, "total_steps": 2000}, run_dir=run_dir)
+    recording = Recording.of(run_dir)
+    assert recording is not None
+    grid = recording.grid()
+    assert (grid.cells(0.0, grid.seconds, 1)[:, 0, State.BUSY] > 0).all()

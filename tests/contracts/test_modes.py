@@ -20,9 +20,20 @@ import freerun
 from freerun import registry
 from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.config import NoOptions
-from freerun.core import SERIES_BITS, Collector, CollectorSettings, Demand, EnvFailure, Segment, UserError, episode_seed
+from freerun.core import (
+    SERIES_BITS,
+    Collector,
+    CollectorSettings,
+    Demand,
+    EnvFailure,
+    Segment,
+    State,
+    UserError,
+    episode_seed,
+)
 from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.telemetry.ledger import Ledger
+from freerun.telemetry.timeline import Recording
 
 WHOLE = [name for name, mode in registry.MODES.items() if mode.whole_episodes]
 CASES = [(mode, workers) for mode in WHOLE for workers in ((1,) if mode == "sequential" else (1, 2, 8))]
@@ -121,6 +132,24 @@ def test_segments_are_whole_episodes_and_hold_no_foreign_row(mode: str) -> None:
         assert segment.terminated[-1, 0] ^ segment.truncated[-1, 0]
         assert (segment.version == 0).all()
         assert (segment.episode == segment.episode[0]).all()
+
+
+@pytest.mark.parametrize("mode", registry.MODES)
+def test_workers_note_what_they_do(mode: str, run_dir: Path) -> None:
+    options = dataclasses.asdict(mode_options(mode, 2))
+    options |= {} if "num_collectors" in options or mode in ("sequential", "batch") else {"num_workers": 2}
+    result = freerun.train("CartPole-v1", mode=mode, total_steps=2000, quiet=True, run_dir=run_dir, **options)
+    recording = Recording.of(run_dir)
+    assert recording is not None
+    num_workers = result.summary["num_workers"]
+    assert recording.tracks == [*(f"worker {worker}" for worker in range(num_workers)), "learner"]
+    blocks = np.concatenate([moment.blocks for moment in recording.moments()])
+    for track, name in enumerate(recording.tracks):
+        start, *seconds = blocks[blocks[:, 0] == track][:, 1:].T
+        assert seconds[State.BUSY].sum() > 0, name
+        # From the first note of a worker on, which Ray's are late with, no time is missing and none is told twice.
+        stop = start[-1] + sum(spent[-1] for spent in seconds)
+        assert sum(spent.sum() for spent in seconds) == pytest.approx(stop - start[0], abs=0.05), name
 
 
 @pytest.mark.parametrize("mode", registry.MODES)

@@ -152,6 +152,12 @@ class MBPO(OffPolicy):
         due = (config.steps_per_update or config.default_steps_per_update) * config.rollouts_per_step
         return max(1, round(due / config.num_elites)) * config.num_elites
 
+    @property
+    def stages(self) -> dict[str, Stage[Any]]:
+        """What goes on beside the agent's own updates, by name."""
+        stages = {"model trainer": self._training_stage, "model rollouts": self._rollout_stage}
+        return {name: stage for name, stage in stages.items() if stage is not None}
+
     # ------------------------------------------------------------------------------------------ the stages
 
     def update(self, version: int, progress: float) -> Metrics:

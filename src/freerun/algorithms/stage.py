@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from freerun.core import State
+
 Result = TypeVar("Result")
 
 
@@ -19,6 +21,8 @@ class Stage(Generic[Result]):
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._work: Future[Result] | None = None
+        self.note: Callable[[State], None] = lambda state: None
+        """Told when it is busy, and when it waits for more."""
 
     def start(self, work: Callable[[], Result]) -> None:
         if self._work is not None:
@@ -28,8 +32,12 @@ class Stage(Generic[Result]):
         self._work = self._thread.submit(self._run, work)
 
     def _run(self, work: Callable[[], Result]) -> Result:
-        with torch.cuda.stream(self._stream):  # does nothing where there is none
-            return work()
+        self.note(State.BUSY)
+        try:
+            with torch.cuda.stream(self._stream):  # does nothing where there is none
+                return work()
+        finally:
+            self.note(State.WAITING_FOR_DATA)
 
     @property
     def is_busy(self) -> bool:

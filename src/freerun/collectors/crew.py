@@ -13,7 +13,7 @@ from typing import Any
 
 from freerun.collectors.exchange import Exchange, Store
 from freerun.collectors.rounds import Rounds
-from freerun.core import EnvFailure, FloatArray, Segment, UserError
+from freerun.core import CollectorSettings, EnvFailure, FloatArray, Segment, State, UserError
 from freerun.transport import processes
 from freerun.transport.channel import Hub
 from freerun.transport.weights import WeightsBoard
@@ -65,14 +65,14 @@ class Crew(Exchange):
 
     def __init__(
         self,
-        num_workers: int,
+        settings: CollectorSettings,
         store: Store,
         board: WeightsBoard,
         lanes_per_worker: int = 1,
         tied_units: bool = False,
         tolerant: bool = False,
     ):
-        super().__init__(num_workers, store, tolerant)
+        super().__init__(settings, store, tolerant)
         self._board = board
         self._lanes_per_worker = lanes_per_worker
         self._tied_units = tied_units
@@ -178,6 +178,7 @@ class Crew(Exchange):
         self._hub.remove(peer.connection)
         peer.connection.close()
         peer.process.join()
+        self._tracks.enter(peer.index, State.RESTARTING)
         failure = peer.failure or EnvFailure(f"worker {peer.index} died with exit code {peer.process.exitcode}")
         rest_seconds = self._restart_after(peer.index, failure)
         with self._changed:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from freerun.collectors.rollout import NotFinite
-from freerun.core import Counts, Demand, Segment
+from freerun.core import CollectorSettings, Counts, Demand, Segment
 
 logger = logging.getLogger("freerun")
 Result = TypeVar("Result")
@@ -68,8 +68,9 @@ class Patience:
 class Exchange:
     """The learner's half of the modes that collect while it updates."""
 
-    def __init__(self, num_workers: int, store: Store, tolerant: bool):
-        self.num_workers = num_workers
+    def __init__(self, settings: CollectorSettings, store: Store, tolerant: bool):
+        self.num_workers = num_workers = settings.num_workers
+        self._tracks = settings.tracks
         self._store = store
         self._tolerant = tolerant
         self._patience = Patience(num_workers, tolerant)

@@ -19,6 +19,7 @@ from freerun.core import (
     FloatArray,
     Policy,
     Segment,
+    State,
     UserError,
 )
 from freerun.transport import processes
@@ -33,8 +34,9 @@ class Executor:
         self._context = processes.context()
         self.num_workers = settings.num_workers
         self._rounds = Rounds(settings.max_lag)
+        self._tracks = settings.tracks
         self._board = WeightsBoard(self._context, policy.weights.size)
-        self._setup = WorkerSetup.pack(factory, policy, self._board, settings.seed)
+        self._setup = WorkerSetup.pack(factory, policy, self._board, settings)
         self._breaks_in_a_row = 0
         self._futures: dict[int, Future[Segment]] = {}
         self._start_pool()
@@ -110,6 +112,8 @@ class Executor:
             raise EnvFailure(f"the process pool broke {self._breaks_in_a_row} times without finishing an episode")
         self._rounds.book.worker_restarts += 1
         self.close()
+        for worker in range(self.num_workers):
+            self._tracks.enter(worker, State.RESTARTING)
         self._start_pool()
 
     def renew(self, series: int) -> None:
@@ -129,8 +133,9 @@ _start_failure: Exception | None = None
 
 def _start(setup: WorkerSetup, all_started: Barrier) -> None:
     global _worker, _start_failure
+    index = all_started.wait()  # each process gets another one
     try:
-        _worker = Worker(setup)
+        _worker = Worker(setup, index)
     except (UserError, EnvFailure) as failure:
         _start_failure = failure
     except Exception:

@@ -19,7 +19,7 @@ from freerun.collectors.rollout import in_order, noted
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.segments import Parts, SegmentRounds
 from freerun.collectors.worker import Worker, WorkerSetup, reporting
-from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, Segment, UserError
+from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, Segment, State, UserError
 from freerun.transport import processes
 from freerun.transport.slots import Slots, bytes_per_step, join
 from freerun.transport.weights import WeightsBoard
@@ -105,14 +105,14 @@ class Freerun(Crew):
         # An episode fills one of a worker's environments, a segment all of them.
         in_segments = store is not None
         super().__init__(
-            num_workers,
+            settings,
             store or Rounds(settings.max_lag),
             board,
             1 if in_segments else num_envs,
             tied_units=in_segments,
             tolerant=tolerant,
         )
-        self._setup = WorkerSetup.pack(factory, policy, board, settings.seed, num_envs)
+        self._setup = WorkerSetup.pack(factory, policy, board, settings, num_envs)
         self._start()
 
     def collect(self, demand: Demand) -> list[Segment]:
@@ -175,7 +175,7 @@ def _work(
         if config.pin_workers:
             cores = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, {cores[index % len(cores)]})
-        worker = Worker(setup)
+        worker = Worker(setup, index)
         desk = _Desk(connection, worker, slots, free_slots)
         connection.send_bytes(ANNOUNCEMENT.pack(NOTHING))
         if config.segment_steps is None:
@@ -199,16 +199,21 @@ class _Desk:
 
     def next_unit(self, wait: bool) -> int | None:
         """A unit that may start now, with the newest weights."""
+        if not self._units and wait:
+            self._worker.enter(State.WAITING_FOR_WEIGHTS)
         while not self._units and (wait or self._connection.poll()):
             self._listen()
         if not self._units:
             return None
+        self._worker.enter(State.BUSY)
         self._worker.refresh()
         return self._units.popleft()
 
     def hand_over(self, unit: int, segment: Segment) -> None:
         start, is_last = 0, False
         while not is_last:
+            if not self._free:
+                self._worker.enter(State.WAITING_FOR_SLOT)
             while not self._free:
                 self._listen()
             slot = self._free.popleft()

@@ -18,12 +18,12 @@ from freerun.transport.weights import WeightsBoard
 class Pipes(Crew):
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
         board = WeightsBoard(processes.context(), policy.weights.size)
-        super().__init__(settings.num_workers, Rounds(settings.max_lag), board)
-        self._setup = WorkerSetup.pack(factory, policy, board, settings.seed)
+        super().__init__(settings, Rounds(settings.max_lag), board)
+        self._setup = WorkerSetup.pack(factory, policy, board, settings)
         self._start()
 
     def _target(self, index: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        return _work, (self._setup,)
+        return _work, (self._setup, index)
 
     def _receive(self, peer: Peer, message: bytes) -> tuple[int, Segment] | None:
         content = pickle.loads(message)
@@ -38,10 +38,10 @@ class Pipes(Crew):
         peer.connection.send(unit)
 
 
-def _work(connection: Connection, setup: WorkerSetup) -> None:
+def _work(connection: Connection, setup: WorkerSetup, index: int) -> None:
     """The worker: an episode's number comes in, the episode goes out, until the pipe closes."""
     with reporting(connection.send):
-        worker = Worker(setup)
+        worker = Worker(setup, index)
         connection.send("ready")
         while True:
             connection.send(worker.run_episode(connection.recv()))

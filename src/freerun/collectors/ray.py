@@ -14,7 +14,17 @@ from typing import Any
 import cloudpickle
 import psutil
 
-from freerun.core import CollectorSettings, Demand, EnvFactory, EnvFailure, FloatArray, Policy, Segment, UserError
+from freerun.core import (
+    CollectorSettings,
+    Demand,
+    EnvFactory,
+    EnvFailure,
+    FloatArray,
+    Policy,
+    Segment,
+    State,
+    UserError,
+)
 
 try:
     import ray
@@ -86,7 +96,7 @@ class RayActors(Exchange):
             unit_steps = config.segment_steps * config.envs_per_worker
             self._segments = SegmentRounds(settings.num_workers, settings.max_lag, unit_steps)
         self._rounds = self._segments or Rounds(settings.max_lag)
-        super().__init__(settings.num_workers, self._rounds, tolerant=False)
+        super().__init__(settings, self._rounds, tolerant=False)
         self.weights_seconds = 0.0  # that actors spent on taking weights, all together; read by benchmarks
         self.publish_seconds = 0.0
         self._weights: list[ray.ObjectRef] = []
@@ -206,9 +216,14 @@ class RayActors(Exchange):
             raise reply
         if isinstance(reply, Hello):
             peer.hello = reply
+            self._tracks.enter(peer.index, State.WAITING_FOR_WEIGHTS)
             return
         assert isinstance(reply, Played)
         self.weights_seconds += reply.weights_seconds
+        # Its clock is another machine's: what it did ends when it is heard of.
+        now = time.perf_counter()
+        self._tracks.enter(peer.index, State.BUSY, at=now - reply.seconds)
+        self._tracks.enter(peer.index, State.WAITING_FOR_WEIGHTS, at=now)
         for unit, segment in reply.segments.items():
             self._finish(peer.index, unit, segment)
             peer.units.remove(unit)
@@ -273,6 +288,7 @@ class RayActors(Exchange):
     def _replace(self, peer: Peer, error: RayError) -> None:
         self._forget(peer)
         failure = EnvFailure(f"worker {peer.index} died: {shortened(error)}")
+        self._tracks.enter(peer.index, State.RESTARTING)
         rest_seconds = 0.0
         if peer.started > self._counted_failure:
             rest_seconds = self._restart_after(peer.index, failure)

@@ -52,6 +52,8 @@ class Played:
     segments: dict[int, Segment]
     weights_seconds: float
     """Spent on taking newer weights."""
+    seconds: float
+    """Spent on the whole call."""
 
 
 class FreerunActor:
@@ -101,7 +103,7 @@ class FreerunActor:
             raise
         except Exception as failure:
             return _told(failure)
-        return Played(segments, weights_seconds)
+        return Played(segments, weights_seconds, time.perf_counter() - started)
 
     def _play(self) -> Iterator[tuple[int, Segment]]:
         """Units as they finish, until none is left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from freerun.collectors.inline import Inline
-from freerun.core import CollectorSettings, EnvFactory, Policy, UserError
+from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, Segment, State, UserError
 
 
 class Sequential(Inline):
@@ -14,3 +14,10 @@ class Sequential(Inline):
                 "leave --num-workers out, or choose --mode pipes"
             )
         super().__init__(factory.make(1), policy, settings)
+        self._tracks = settings.tracks
+
+    def collect(self, demand: Demand) -> list[Segment]:
+        self._tracks.enter(0, State.BUSY)
+        segments = super().collect(demand)
+        self._tracks.enter(0, State.WAITING_FOR_WEIGHTS)
+        return segments

@@ -42,4 +42,4 @@ class Sync(Inline):
                 "--num-envs and --num-steps-per-env of --mode sync are for environments that are tensors: this one "
                 "gets a process for each, so give --num-workers"
             )
-        super().__init__(factory.make_parallel(settings.num_workers), policy, settings)
+        super().__init__(factory.make_parallel(settings.num_workers, settings.tracks), policy, settings)

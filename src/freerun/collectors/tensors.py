@@ -21,6 +21,7 @@ from freerun.core import (
     FloatArray,
     Metrics,
     Policy,
+    State,
     TensorEnv,
     TensorSegment,
     UserError,
@@ -68,6 +69,7 @@ class TensorCollector:
         num_steps = config.num_steps_per_env
         assert num_steps is not None
         self.num_workers = len(envs)
+        self._tracks = settings.tracks
         self.simulator_log = SimulatorLog(envs)
         self._rollouts = [
             TensorRollout(env, policy.on(env.device, settings.seed + place), num_steps)
@@ -123,7 +125,10 @@ class TensorSync(TensorCollector):
             rollout.load(weights, version)
 
     def collect(self, demand: Demand) -> list[TensorSegment]:
-        return [self._hand_over(self._rollouts[0].collect()) for _ in range(self._units(demand))]
+        self._tracks.enter(0, State.BUSY)
+        segments = [self._hand_over(self._rollouts[0].collect()) for _ in range(self._units(demand))]
+        self._tracks.enter(0, State.WAITING_FOR_WEIGHTS)
+        return segments
 
 
 class TensorBatch(TensorCollector):
@@ -208,8 +213,11 @@ class TensorBatch(TensorCollector):
             assert self._newest is not None
             newest = self._newest
             for worker, rollout in enumerate(self._rollouts):
+                self._tracks.enter(worker, State.BUSY)
                 rollout.load(*newest)
                 self._put(worker, rollout.collect())
+                # Until there is room again; where there are several, until it is its turn.
+                self._tracks.enter(worker, State.WAITING_FOR_SLOT)
 
     def _wait_for_room(self) -> bool:
         """Until the next segments may begin; False when the learner has ended."""

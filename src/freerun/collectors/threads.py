@@ -21,7 +21,7 @@ from freerun.collectors.rollout import Rollout, in_order, noted
 from freerun.collectors.solo import Solo
 from freerun.collectors.stream import Stream
 from freerun.collectors.worker import make_rollout, reporting
-from freerun.core import CollectorSettings, EnvFactory, EnvFailure, FloatArray, Policy
+from freerun.core import CollectorSettings, EnvFactory, EnvFailure, FloatArray, Policy, State
 from freerun.transport import processes
 
 CLOSE_SECONDS = 1.0
@@ -42,7 +42,7 @@ class Threads(Exchange):
         stream: Stream,
     ):
         num_workers = settings.num_workers
-        super().__init__(num_workers, stream, tolerant=True)
+        super().__init__(settings, stream, tolerant=True)
         self._stream = stream
         self._segment_steps = segment_steps
         mine = copy.deepcopy(policy)  # the learner goes on with the other
@@ -96,6 +96,7 @@ class Threads(Exchange):
                 except SystemExit as exit_:  # would end a process, and this thread without a word
                     raise EnvFailure(f"the environment called sys.exit({exit_.code!r})") from None
             if failures:
+                self._tracks.enter(index, State.RESTARTING)
                 with self._changed:
                     self._stream.parts.end_worker(index, self._begun[index])
                 try:
@@ -118,8 +119,10 @@ class Threads(Exchange):
                 with self._changed:
                     unit = self._stream.next()
                 if unit is None:
+                    self._tracks.enter(index, State.WAITING_FOR_SLOT)
                     self._closing.wait(self._stream.seconds_to_next())
                     continue
+                self._tracks.enter(index, State.BUSY)
                 version = self._refresh(rollout, version)
                 self._finish(index, unit, next(segments).copy())
                 with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import cloudpickle
 
 from freerun.collectors.rollout import Rollout, in_order
 from freerun.collectors.solo import Solo
-from freerun.core import EnvFactory, EnvFailure, Policy, Segment, UserError
+from freerun.core import CollectorSettings, EnvFactory, EnvFailure, Policy, Segment, State, Tracks, UserError
 from freerun.transport import processes
 from freerun.transport.weights import WeightsBoard
 
@@ -25,13 +26,14 @@ class WorkerSetup:
     factory_and_policy: bytes
     board: WeightsBoard
     run_seed: int
+    tracks: Tracks
     num_envs: int = 1
 
     @classmethod
     def pack(
-        cls, factory: EnvFactory, policy: Policy, board: WeightsBoard, run_seed: int, num_envs: int = 1
+        cls, factory: EnvFactory, policy: Policy, board: WeightsBoard, settings: CollectorSettings, num_envs: int = 1
     ) -> WorkerSetup:
-        return cls(cloudpickle.dumps((factory, policy)), board, run_seed, num_envs)
+        return cls(cloudpickle.dumps((factory, policy)), board, settings.seed, settings.tracks, num_envs)
 
 
 def make_rollout(factory: EnvFactory, policy: Policy, run_seed: int, num_envs: int) -> Rollout | Solo:
@@ -43,13 +45,15 @@ def make_rollout(factory: EnvFactory, policy: Policy, run_seed: int, num_envs: i
 class Worker:
     """Environments and a policy that stay warm between episodes."""
 
-    def __init__(self, setup: WorkerSetup):
+    def __init__(self, setup: WorkerSetup, index: int):
         processes.enter_worker()
+        self.enter: Callable[[State], None] = functools.partial(setup.tracks.enter, index)
         factory, policy = pickle.loads(setup.factory_and_policy)
         self._board = setup.board
         self._version = -1
         self.rollout = make_rollout(factory, policy, setup.run_seed, setup.num_envs)
         Finalize(None, self.rollout.close, exitpriority=0)  # simulators may hold more than memory
+        self.enter(State.WAITING_FOR_WEIGHTS)
 
     def refresh(self) -> None:
         """Take the newest weights."""
@@ -58,8 +62,11 @@ class Worker:
             self.rollout.load(weights, self._version)
 
     def run_episode(self, number: int) -> Segment:
+        self.enter(State.BUSY)
         self.refresh()
-        return next(self.rollout.episodes(in_order([number])))
+        segment = next(self.rollout.episodes(in_order([number])))
+        self.enter(State.WAITING_FOR_WEIGHTS)
+        return segment
 
 
 @contextlib.contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import pickle
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -17,9 +19,20 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
 import freerun.envs
-from freerun.core import Array, EnvFailure, EnvSpec, StepResult, UserError, VectorEnv, import_callable
+from freerun.core import (
+    Array,
+    EnvFailure,
+    EnvSpec,
+    State,
+    StepResult,
+    Tracks,
+    UserError,
+    VectorEnv,
+    import_callable,
+)
 from freerun.transport import processes
 
+Result = TypeVar("Result")
 EnvName = str | Callable[..., "gymnasium.Env[Any, Any]"]
 GYMNASIUM_ID = re.compile(r"^(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+$")
 EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "pygame": "render"}
@@ -52,8 +65,8 @@ class GymnasiumFactory:
             return many
         return Lanes([self.make_lane() for _ in range(num_envs)])
 
-    def make_parallel(self, num_envs: int) -> ParallelLanes:
-        return ParallelLanes(self, num_envs)
+    def make_parallel(self, num_envs: int, tracks: Tracks) -> ParallelLanes:
+        return ParallelLanes(self, num_envs, tracks)
 
 
 def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -247,13 +260,13 @@ class ParallelLanes:
     Autoreset is disabled and `reset_mask` used, so that every episode starts from its own seed and no row is garbage.
     """
 
-    def __init__(self, factory: GymnasiumFactory, num_envs: int):
+    def __init__(self, factory: GymnasiumFactory, num_envs: int, tracks: Tracks):
         self.spec = factory.spec
         self.num_envs = num_envs
         processes.context()
         with processes.without_main():
             self._vector = AsyncVectorEnv(
-                [_LaneInProcess(factory)] * num_envs,
+                [_LaneInProcess(factory, tracks, index) for index in range(num_envs)],
                 context="forkserver",
                 copy=False,
                 autoreset_mode=AutoresetMode.DISABLED,
@@ -287,12 +300,43 @@ def _without_log() -> Iterator[None]:
         gymnasium.logger.min_level = level
 
 
-@dataclass(frozen=True)
+@dataclass
 class _LaneInProcess:
     factory: GymnasiumFactory
+    tracks: Tracks
+    index: int
 
-    def __call__(self) -> Lane:
+    def __getstate__(self) -> tuple[Any, ...]:
+        # Gymnasium pickles it with cloudpickle, which knows nothing of shared memory.
+        return self.factory, bytes(ForkingPickler.dumps(self.tracks)), self.index
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.factory, self.tracks, self.index = state[0], pickle.loads(state[1]), state[2]
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
         # AsyncVectorEnv also builds one in the learner's process, to look at its spaces.
-        if processes.is_worker():
-            processes.enter_worker()
-        return self.factory.make_lane()
+        if not processes.is_worker():
+            return self.factory.make_lane()
+        processes.enter_worker()
+        return _Tracked(self.factory.make_lane(), self.tracks, self.index)
+
+
+class _Tracked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Notes when it is busy; in between it waits for the slowest of those that step with it, and for the learner."""
+
+    def __init__(self, lane: Lane, tracks: Tracks, index: int):
+        super().__init__(lane)
+        self._tracks, self._index = tracks, index
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return self._noted(lambda: self.env.reset(**options))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self._noted(lambda: self.env.step(action))
+
+    def _noted(self, work: Callable[[], Result]) -> Result:
+        self._tracks.enter(self._index, State.BUSY)
+        try:
+            return work()
+        finally:
+            self._tracks.enter(self._index, State.WAITING_FOR_OTHERS)

@@ -1,4 +1,4 @@
-"""A run on disk: config.json, metrics.jsonl, ledger.jsonl, summary.json, policy.safetensors."""
+"""A run on disk: config.json, metrics.jsonl, ledger.jsonl, timeline.jsonl, summary.json, policy.safetensors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class RunFolder:
         self.path = path
         self.metrics_path = path / "metrics.jsonl"
         self.ledger_path = path / "ledger.jsonl"
+        self.timeline_path = path / "timeline.jsonl"
+        self.trace_path = path / "timeline.json"
 
     @classmethod
     def choose(cls, path: Path | None, env: str, mode: str) -> RunFolder:
@@ -34,9 +36,17 @@ class RunFolder:
             raise UserError(f"{path} already holds a run: name another --run-dir, or remove it")
         return cls(path)
 
-    def create(self, config: Mapping[str, Any]) -> None:
+    def make(self) -> Path:
+        """The folder itself; it holds no run yet."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}; name another --run-dir") from None
+        return self.path
+
+    def create(self, config: Mapping[str, Any]) -> None:
+        self.make()
+        try:
             self._write_json(CONFIG, config)
         except OSError as error:
             raise UserError(f"cannot write to {self.path}: {error.strerror}; name another --run-dir") from None

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import psutil
 
 from freerun.core import Metrics
-
-EVERY_SECONDS = 1.0
-"""A look costs 0.1 ms, and says little about a moment shorter than this."""
 
 
 class Machine:
@@ -17,19 +12,21 @@ class Machine:
 
     def __init__(self, gpu: int | None):
         self._gpu = None if gpu is None else _nvml_handle(gpu)
-        self._last = time.monotonic()
         self._metrics: Metrics = {}
         psutil.cpu_percent(None)  # the first call has nothing to compare with
 
-    def read(self, step: int) -> Metrics:
-        now = time.monotonic()
-        if now - self._last >= EVERY_SECONDS:
-            self._last = now
-            self._metrics = {"cpu_percent": psutil.cpu_percent(None)}
-            if self._gpu is not None:
-                import pynvml
+    def look(self) -> Metrics:
+        """Costs 0.1 ms, and says little about a moment shorter than a second."""
+        metrics = {"cpu_percent": psutil.cpu_percent(None)}
+        if self._gpu is not None:
+            import pynvml
 
-                self._metrics["gpu_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
+            metrics["gpu_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
+        self._metrics = metrics
+        return metrics
+
+    def read(self, step: int) -> Metrics:
+        """What the last look saw."""
         return self._metrics
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from freerun.core import Metrics
@@ -30,6 +31,11 @@ def rsl_rl_tags(metrics: Mapping[str, float]) -> Metrics:
         "Perf/learning_time": metrics["learner_updating_share"] * metrics["interval_seconds"],
     }
     return tags | {_tag(name): value for name, value in metrics.items()}
+
+
+def finite_tags(metrics: Mapping[str, float]) -> Metrics:
+    """Those that a chart can show."""
+    return {tag: value for tag, value in rsl_rl_tags(metrics).items() if math.isfinite(value)}
 
 
 def _tag(name: str) -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freerun.core import Counts
+from freerun.telemetry.figures import FIGURES, RecentRecords
 
 LOG_EVERY_SECONDS = 2.0
 BAR_WIDTH = 24
@@ -52,11 +53,13 @@ class LiveDisplay:
         self._step = 0
         self._metrics: Mapping[str, float] = {}
         self._started = time.monotonic()
+        self._recent = RecentRecords()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
         self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step, self._metrics = step, dict(metrics)
+        self._recent.write(step, metrics)
 
     def close(self) -> None:
         self._live.stop()
@@ -98,13 +101,17 @@ class LiveDisplay:
         )
         for names in OPTIONAL_FIGURES:
             if known := {name: label for name, label in names.items() if name in metrics}:
-                figures.add_row(*(_figure(label, f"{metrics[name]:,.0f}") for name, label in known.items()))
+                figures.add_row(
+                    *(_figure(label, f"{metrics[name]:,.0f}", _style(name, metrics)) for name, label in known.items())
+                )
         waits = Table.grid(padding=(0, 1))
         busy, waiting_share = metrics["workers_busy_share"], metrics["learner_waiting_share"]
-        waits.add_row("workers", _bar(busy), f"{busy:4.0%} busy, {1 - busy:.0%} waiting for the learner")
+        waits.add_row("workers", _bar(busy), f"{busy:4.0%} busy{_what_workers_wait_for(metrics)}")
         updating = metrics["learner_updating_share"]
         waits.add_row("learner", _bar(updating), f"{updating:4.0%} updating, {waiting_share:.0%} waiting for workers")
-        return Group(Text(self._title, style="bold"), head, figures, waits)
+        advice = self._recent.advice()
+        told = [Text(advice, style="yellow")] if advice else []
+        return Group(Text(self._title, style="bold"), head, figures, waits, *told)
 
 
 class LogLines:
@@ -156,8 +163,21 @@ class LogLines:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def _figure(name: str, value: str) -> Text:
-    return Text.assemble((f"{name} ", "dim"), (value, "bold cyan"))
+def _figure(name: str, value: str, style: str = "bold cyan") -> Text:
+    return Text.assemble((f"{name} ", "dim"), (value, style))
+
+
+def _style(name: str, metrics: Mapping[str, float]) -> str:
+    """Green within its target, yellow outside."""
+    figure = FIGURES.get(name)
+    if figure is None or not figure.target:
+        return "bold cyan"
+    return "bold green" if figure.is_good(metrics[name]) else "bold yellow"
+
+
+def _what_workers_wait_for(metrics: Mapping[str, float]) -> str:
+    waits = {what: metrics.get(f"workers_waiting_for_{what}_share", 0.0) for what in ("slot", "weights", "others")}
+    return "".join(f", {share:.0%} waiting for {what}" for what, share in waits.items() if share >= 0.005)
 
 
 def _bar(share: float) -> Text:

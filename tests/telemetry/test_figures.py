@@ -1,0 +1,61 @@
+"""Key figures, their targets, and advice."""
+
+from __future__ import annotations
+
+import pytest
+
+from freerun.telemetry.figures import FIGURES, RecentRecords, advise, mean_record
+
+FINE = {
+    "workers_busy_share": 0.95,
+    "workers_waiting_for_slot_share": 0.05,
+    "learner_waiting_share": 0.1,
+    "cpu_percent": 95.0,
+    "queue_percent": 60.0,
+}
+
+
+def test_nothing_is_said_where_all_is_well() -> None:
+    assert advise(FINE) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"workers_waiting_for_slot_share": 0.4}, "workers wait 40% for slots: the learner is the bottleneck"),
+        ({"workers_waiting_for_weights_share": 0.6}, "workers wait 65% for weights: the learner is the bottleneck"),
+        ({"workers_waiting_for_others_share": 0.5}, "try --mode freerun"),
+        ({"workers_restarting_share": 0.1}, "workers spend 10% of their time restarting"),
+        ({"workers_waiting_for_weights_share": 0.3, "learner_waiting_share": 0.5}, "try a higher --max-lag"),
+        ({"learner_waiting_share": 0.9, "cpu_percent": 30.0}, "the CPU is 30 % busy: try more --num-workers"),
+        ({"queue_percent": 97.0}, "queue 97 % (target 50–80 %): the learner takes less"),
+        ({"queue_percent": 3.0}, "queue 3 % (target 50–80 %): collectors bring less"),
+        ({"gpu_percent": 20.0}, "GPU 20 % (target above 90 %)"),
+        ({"cpu_percent": 50.0}, "CPU 50 % (target above 80 %): cores are idle"),
+    ],
+)
+def test_what_holds_a_run_up_is_said_with_what_to_try(changes: dict[str, float], said: str) -> None:
+    advice = advise({**FINE, **changes})
+    assert advice is not None
+    assert said in advice
+
+
+def test_targets_are_the_documented_ones() -> None:
+    targets = {figure.label: figure.target for figure in FIGURES.values() if figure.target}
+    assert targets == {"queue": "50–80 %", "buffer": "70–90 %", "GPU": "above 90 %", "CPU": "above 80 %"}
+
+
+def test_advice_is_about_the_last_updates_not_one() -> None:
+    recent = RecentRecords()
+    assert recent.advice() is None
+    for _ in range(9):
+        recent.write(0, FINE)
+    recent.write(0, {**FINE, "workers_waiting_for_slot_share": 1.0})
+    assert recent.advice() is None  # 14.5 % on average
+    for _ in range(2):
+        recent.write(0, {**FINE, "workers_waiting_for_slot_share": 1.0})
+    assert recent.advice() is not None
+
+
+def test_a_mean_is_over_those_that_have_the_figure() -> None:
+    assert mean_record([{"a": 1.0, "b": None}, {"a": 3.0, "b": 5.0}]) == {"a": 2.0, "b": 5.0}
