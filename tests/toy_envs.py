@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import sys
 import time
 from typing import Any
@@ -158,7 +160,8 @@ class Faulty(Audit):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         obs, info = super().reset(seed=seed)
-        self._is_bad = self.np_random.random() < self._share
+        by_chance = self._how == "die-at-random"  # at another time it may go well
+        self._is_bad = (random.random() if by_chance else self.np_random.random()) < self._share
         if self._is_bad and self._how == "reset":
             raise ZeroDivisionError("the simulator did not start")
         return obs, info
@@ -172,29 +175,47 @@ class Faulty(Audit):
                 obs[0] = np.nan
             if self._how == "inf":
                 reward = float("inf")
-            if self._how == "die":
+            if self._how in ("die", "die-at-random"):
                 os._exit(7)
             if self._how == "exit":
                 sys.exit(3)
         return obs, reward, terminated, truncated, info
 
 
-class DiesOnce(Audit):
-    """The first worker that gets to the fourth step of any episode dies there; the file remembers."""
+class FailsOnce(Audit):
+    """The first worker that gets to the fourth step of any episode fails there; the file remembers."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(short=10, long=30)
+    def __init__(self, path: str, how: str = "die", step_seconds: float = 0.0) -> None:
+        super().__init__(short=10, long=30, step_seconds=step_seconds)
         self._path = path
+        self._how = how
 
     def step(self, action: Any) -> Step:
-        if self._step == 4 and "torch" not in sys.modules:
+        if self._step == 4 and self._how != "never":
             try:
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 pass
             else:
-                os._exit(9)
+                fail(self._how)
         return super().step(action)
+
+
+def fail(how: str) -> None:
+    if how == "die":
+        os._exit(9)
+    if how == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "hang":
+        stuck_for_ever()
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "raise":
+        raise ZeroDivisionError("the simulator fell over")
+
+
+def stuck_for_ever() -> None:
+    time.sleep(1000)
 
 
 class NotesItsEnd(Audit):

@@ -103,6 +103,14 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """The same seed gives the same weights, bit for bit, in every mode and with any number of workers (max-lag 0)."""
     seed: int = 0
     """Seeds networks, environments and actions."""
+    step_timeout: float = 120.0
+    """Seconds without a step or a reset after which a worker is taken for stuck: its stack is shown, it is killed and
+    started again, and its episode is run again."""
+    max_failures: int = 100
+    """How often workers may die, hang or raise in a run, before it ends."""
+    on_nan: Literal["continue", "stop"] | None = None
+    """What to do about NaN and infinity: stop the run, or keep the episode aside in bad/ and continue without it (if
+    not given: continue in continuous and batch, stop in the others)."""
     device: str = "cpu"
     """Where the learner computes: cpu, cuda, cuda:1, … or auto."""
     learner_threads: int = 1
@@ -139,6 +147,10 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
         if self.max_lag is not None and self.max_lag < 0:
             raise UserError(f"--max-lag must be 0 or more, not {self.max_lag}")
+        if self.step_timeout <= 0:
+            raise UserError(f"--step-timeout must be more than 0 seconds, not {self.step_timeout}")
+        if self.max_failures < 0:
+            raise UserError(f"--max-failures must be 0 or more, not {self.max_failures}")
         if self.seed < 0:
             raise UserError(f"--seed must be 0 or more, not {self.seed}")
         if self.deterministic and self.max_lag:

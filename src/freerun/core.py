@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -29,6 +29,22 @@ class UserError(Exception):
 
 class EnvFailure(Exception):
     """An environment raised: the text holds its own traceback and the episode's seed."""
+
+    worker: int | None = None
+    from_outside = False
+    """Whether the environment had no part in it, as far as anybody can tell."""
+
+
+class WorkerDied(EnvFailure):
+    """Its process ended without a word."""
+
+
+class OutOfMemory(WorkerDied):
+    """The kernel took its process, for lack of memory."""
+
+
+class WorkerHung(EnvFailure):
+    """It showed no sign of life for longer than the step timeout."""
 
 
 def import_callable(name: str, what: str) -> Callable[..., Any]:
@@ -109,8 +125,9 @@ class EnvFactory(Protocol):
         """Environments stepped one after another in this process."""
         ...
 
-    def make_parallel(self, num_envs: int, tracks: Tracks) -> VectorEnv:
-        """Environments in a process each, stepped together; each notes on its track when it is busy."""
+    def make_parallel(self, num_envs: int, tracks: Tracks, step_timeout: float) -> VectorEnv:
+        """Environments in a process each, stepped together; each notes on its track when it is busy, and one that takes
+        longer than that for a step has failed."""
         ...
 
 
@@ -312,6 +329,31 @@ class Policy(Protocol):
 # ---------------------------------------------------------------------------------------------- the three roles
 
 
+IncidentKind = Literal["death", "out-of-memory", "hang", "error", "not-finite"]
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A worker that failed, as it is kept in incidents.jsonl."""
+
+    worker: int
+    """−1 where the learner itself is meant."""
+    time: float
+    """Seconds since the epoch."""
+    kind: IncidentKind
+    episode: int | None
+    seed: int | None
+    """That the episode's environment was reset with, where one episode is to blame."""
+    text: str
+    """What happened, with the traceback of an error or the stack of a worker that hung."""
+    evidence: Segment | None = None
+    """Steps that are kept aside, so that they can be looked at and played again."""
+
+
+def _ignore(incident: Incident) -> None:
+    """For collectors that nobody asked to tell."""
+
+
 @dataclass
 class Counts:
     """A collector's own books, kept apart from the ledger's so that the two can be checked against each other."""
@@ -450,3 +492,9 @@ class CollectorSettings:
     deterministic: bool = False
     tracks: Tracks = field(default_factory=NoTracks)
     """Worker k notes what it does on track k."""
+    step_timeout: float = 120.0
+    """Seconds without a sign of life after which a worker that should be stepping is taken for stuck."""
+    max_failures: int = 100
+    on_nan: Literal["continue", "stop"] = "stop"
+    report: Callable[[Incident], None] = _ignore
+    """Called for every failure of a worker, from any thread."""

@@ -34,6 +34,7 @@ from freerun.envs import CYBER_ENVS
 from freerun.envs.gymnasium import EnvName, GymnasiumFactory
 from freerun.envs.tensors import TensorEnvs, find_builder
 from freerun.envs.workflow import DEFAULT_COMPLIANCE_WEIGHT, SEPARATOR, WorkflowEnv
+from freerun.persistence.incidents import IncidentFile
 from freerun.persistence.run_folder import RunFolder
 from freerun.presets import settings_of
 from freerun.registry import ALGORITHMS, MODES, TRACKERS, WORKER_MODULES, flatten_config, lookup, make_config
@@ -73,6 +74,7 @@ class Pool:
     def __init__(self, factory: GymnasiumFactory | TensorEnvs):
         self.factory = factory
         self.tracks: Tracks | None = None
+        self.incidents = IncidentFile()
         self._collector: Renewable | None = None
 
     def collector(self, config: TrainConfig[Any, Any], algorithm: Algorithm, series: int) -> Collector:
@@ -90,7 +92,17 @@ class Pool:
         self.tracks = Tracks(processes.context(), names)
         for track, stage in enumerate(stages.values(), start=num_workers + 1):
             stage.note = functools.partial(self.tracks.enter, track)
-        settings = CollectorSettings(num_workers, config.max_lag, config.seed, config.deterministic, self.tracks)
+        settings = CollectorSettings(
+            num_workers,
+            config.max_lag,
+            config.seed,
+            config.deterministic,
+            self.tracks,
+            config.step_timeout,
+            config.max_failures,
+            config.on_nan or "stop",
+            self.incidents,
+        )
         mode = lookup("mode", config.mode, MODES)
         if isinstance(self.factory, TensorEnvs):
             return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
@@ -104,6 +116,7 @@ class Pool:
     def close(self) -> None:
         if self._collector is not None:
             self._collector.close()
+        self.incidents.close()
 
 
 def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0) -> Result:
@@ -114,7 +127,7 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
     config = complete(config)
     flat_config = flatten_config(config)
     folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
-    outcome = "failed"
+    outcome, error = "failed", None
     with contextlib.ExitStack() as stack:
         if pool is None:
             pool = Pool(_make_envs(config))
@@ -127,6 +140,7 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
         startup_seconds = time.perf_counter() - started
         trackers = _trackers(TrackedRun(folder.make(), flat_config, config.tracking))
         folder.create({**flat_config, "run_dir": None})
+        pool.incidents.open(folder.path)
         file = stack.enter_context(folder.ledger_path.open("w", buffering=1, encoding="utf-8"))
         ledger = Ledger(file, first_episode=series << SERIES_BITS)
         sinks: list[MetricSink] = [JsonLines(folder.metrics_path)]
@@ -153,13 +167,17 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
             outcome = "finished"
         except KeyboardInterrupt:
             outcome = "interrupted"
+        except Exception as failure:
+            error = str(failure)
+            raise
         finally:
             wall_seconds = time.perf_counter() - started
             summary = {
                 "outcome": outcome,
+                **({} if error is None else {"error": error}),
                 **{name: flat_config[name] for name in ("mode", "algo", "env", "seed", "num_workers")},
                 "startup_seconds": startup_seconds,
-                **_figures(ledger, collector.counts(), wall_seconds),
+                **_figures(ledger, collector.counts(), pool.incidents.by_kind, wall_seconds),
                 "advice": recent.advice(),
             }
             folder.write_policy(algorithm.policy.arrays, algorithm.policy.describe())
@@ -234,7 +252,7 @@ def _gauges(config: TrainConfig[Any, Any], collector: Collector, policy: Policy,
     return gauges
 
 
-def _figures(ledger: Ledger, counts: Counts, wall_seconds: float) -> dict[str, Any]:
+def _figures(ledger: Ledger, counts: Counts, incidents: Mapping[str, int], wall_seconds: float) -> dict[str, Any]:
     return {
         "env_steps": ledger.steps,
         "episodes": ledger.episodes,
@@ -251,6 +269,7 @@ def _figures(ledger: Ledger, counts: Counts, wall_seconds: float) -> dict[str, A
         "drop_bias": counts.drop_bias,
         "segments_rejected": counts.segments_rejected,
         "worker_restarts": counts.worker_restarts,
+        "incidents": dict(incidents),
         "ledger": ledger.summary(counts),
     }
 
@@ -274,6 +293,8 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     takes_turns = mode.takes_turns or config.deterministic
     if config.max_lag is None and not mode.never_waits:
         changes["max_lag"] = 0 if takes_turns else config.algorithm.default_max_lag
+    if config.on_nan is None:
+        changes["on_nan"] = "stop" if mode.whole_episodes else "continue"
     collector = changes.get("collector", config.collector)
     changes["algorithm"] = _suited(config.algorithm, collector.unit_steps, takes_turns)
     return dataclasses.replace(config, **changes)

@@ -84,5 +84,7 @@ def test_collectors_killed_from_outside(mode: dict[str, Any], run_dir: Path) -> 
 
 @pytest.mark.parametrize("mode", [THREADS, PROCESSES, BATCH])
 def test_an_environment_that_always_fails_ends_the_run_with_its_error(mode: dict[str, Any], run_dir: Path) -> None:
-    with pytest.raises(EnvFailure, match=r"in a row without finishing anything[\s\S]*the simulator fell over"):
+    with pytest.raises(
+        EnvFailure, match=r"8 times in a row while nobody finished anything[\s\S]*the simulator fell over"
+    ):
         freerun.train("toy_envs:Broken", env_args={"how": "raise"}, run_dir=run_dir, **mode, **SETTINGS)

@@ -12,16 +12,22 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from freerun.collectors.exchange import Exchange, Store
+from freerun.collectors.finite import NotFinite
 from freerun.collectors.rounds import Rounds
+from freerun.collectors.supervision import Watch
+from freerun.collectors.worker import Monitor
 from freerun.core import CollectorSettings, EnvFailure, FloatArray, Segment, State, UserError
 from freerun.transport import processes
 from freerun.transport.channel import Hub
+from freerun.transport.deaths import Coroner
 from freerun.transport.weights import WeightsBoard
 
 SHORT_UNIT_SECONDS = 0.05
 UNITS_AHEAD = 4
 """Short units are dealt out ahead so that a worker need not wait for its next number; long ones one by one."""
 CLOSE_SECONDS = 1.0
+HELD_UP_SECONDS = 0.5
+"""A message that takes longer than this to read comes from a worker that stopped in the middle of it."""
 
 
 @dataclass(eq=False)
@@ -59,8 +65,8 @@ class Crew(Exchange):
     """What `pipes` and `freerun` have in common; they differ in what travels through the pipe.
 
     A unit is what is granted and handed over by number: an episode, which any worker may run, or a segment, which is
-    tied to its worker because it continues the last one. A worker that dies is replaced; one whose environment raises
-    ends the run, unless the crew is `tolerant`: then it is replaced too.
+    tied to its worker because it continues the last one. A worker that dies, hangs or raises is replaced, and what it
+    held is run again; a `tolerant` crew goes on after it instead.
     """
 
     def __init__(
@@ -68,12 +74,17 @@ class Crew(Exchange):
         settings: CollectorSettings,
         store: Store,
         board: WeightsBoard,
+        monitor: Monitor,
         lanes_per_worker: int = 1,
         tied_units: bool = False,
         tolerant: bool = False,
     ):
         super().__init__(settings, store, tolerant)
         self._board = board
+        self._monitor = monitor
+        self._coroner = Coroner()
+        self._watch = Watch(settings, monitor, self._coroner, self._pids, self._judged_as)
+        self._hearing: tuple[Peer, float] | None = None  # whose message is being read, since when
         self._lanes_per_worker = lanes_per_worker
         self._tied_units = tied_units
         self._hub: Hub[Peer] = Hub()
@@ -88,6 +99,7 @@ class Crew(Exchange):
             for index in range(self.num_workers):
                 self._start_worker(index)
             self._pump.start()
+            self._watch.start()
             self._wait_for(lambda: sum(peer.ready for peer in self._peers) == self.num_workers or None)
         except BaseException:
             self.close()
@@ -105,6 +117,9 @@ class Crew(Exchange):
 
     def _grant(self, peer: Peer, unit: int) -> None:
         raise NotImplementedError
+
+    def _bury(self, peer: Peer, failure: Exception) -> None:
+        """Before a worker that failed is replaced."""
 
     # ------------------------------------------------------------------------------------------ the learner's thread
 
@@ -137,17 +152,19 @@ class Crew(Exchange):
             self._end_with(failure)
 
     def _hear(self, peer: Peer) -> None:
+        self._hearing = (peer, time.monotonic())
         try:
             message = peer.connection.recv_bytes()
             finished = self._receive(peer, message)
         except (EOFError, BrokenPipeError, ConnectionResetError):
+            self._hearing = None
             self._replace(peer)
             return
         except (UserError, EnvFailure) as failure:
-            if not self._tolerant:
-                raise
             peer.failure = failure  # it closes its environments now, and then its end of the pipe
             return
+        finally:
+            self._hearing = None
         if finished is None:
             return
         unit, segment = finished
@@ -177,16 +194,46 @@ class Crew(Exchange):
     def _replace(self, peer: Peer) -> None:
         self._hub.remove(peer.connection)
         peer.connection.close()
-        peer.process.join()
+        processes.stop([peer.process], CLOSE_SECONDS)
         self._tracks.enter(peer.index, State.RESTARTING)
-        failure = peer.failure or EnvFailure(f"worker {peer.index} died with exit code {peer.process.exitcode}")
-        rest_seconds = self._restart_after(peer.index, failure)
+        failure = peer.failure or self._coroner.report(peer.index, peer.process.pid, peer.process.exitcode)
+        self._bury(peer, failure)
+        rest_seconds = self._restart_after(peer.index, failure, self._suspects(peer, failure))
+        given_up = [failure.episode] if isinstance(failure, NotFinite) else []
         with self._changed:
             self._peers.remove(peer)
             for unit in [] if self._tied_units else peer.units:
-                self._store.lost(unit)
+                if unit in given_up:
+                    self._store.give_up(unit)
+                else:
+                    self._store.lost(unit)
         owed = peer.units + peer.owed if self._tied_units else []
         self._resting.append(Rest(time.monotonic() + rest_seconds, peer.index, owed))
+
+    def _suspects(self, peer: Peer, failure: Exception) -> list[int]:
+        """The episodes that it may have failed in, as far as that is known."""
+        if isinstance(failure, NotFinite) and failure.episode is not None:
+            return [failure.episode]
+        episode = self._monitor.pulse.episode(peer.index)
+        known = not self._tied_units and self._lanes_per_worker == 1 and episode in peer.units
+        return [episode] if known else []
+
+    def _pids(self) -> dict[int, int]:
+        return {peer.index: peer.process.pid for peer in list(self._peers) if peer.process.pid is not None}
+
+    def _judged_as(self, worker: int) -> str:
+        """Its state, but for one that only waits for a message of another to be read to its end."""
+        if self._hearing is not None:
+            peer, since = self._hearing
+            if peer.index != worker and time.monotonic() - since > HELD_UP_SECONDS:
+                return "waiting"
+        return self._state_of(worker)
+
+    def _state_of(self, worker: int) -> str:
+        for peer in list(self._peers):
+            if peer.index == worker:
+                return ("busy" if peer.units else "waiting") if peer.ready else "starting"
+        return "resting"
 
     def _seconds_to_rest(self) -> float | None:
         """Until there is something to do that nobody will call for."""
@@ -200,6 +247,7 @@ class Crew(Exchange):
             self._start_worker(rest.index).owed = rest.owed
 
     def _start_worker(self, index: int) -> Peer:
+        self._monitor.pulse.clear(index)
         ours, theirs = processes.context().Pipe()
         target, arguments = self._target(index)
         process = processes.start(target, theirs, *arguments)
@@ -212,6 +260,7 @@ class Crew(Exchange):
     def close(self) -> None:
         super().close()
         self._closing = True
+        self._watch.close()
         self._hub.wake()
         if self._pump.is_alive():
             self._pump.join(CLOSE_SECONDS)
@@ -222,3 +271,4 @@ class Crew(Exchange):
             peer.connection.close()
         processes.stop([peer.process for peer in self._peers], CLOSE_SECONDS)
         self._hub.close()
+        self._monitor.close()

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from freerun.collectors.rollout import NotFinite
+from freerun.collectors.finite import NotFinite
+from freerun.collectors.supervision import Supervisor
 from freerun.core import CollectorSettings, Counts, Demand, Segment
 
-logger = logging.getLogger("freerun")
 Result = TypeVar("Result")
 
 SWITCH_SECONDS = 0.0001
 """How long another thread waits for the interpreter while the learner updates: several times for every unit, and a
 worker waits with it. Python's own 5 ms would add up."""
-MAX_FAILURES_IN_A_ROW = 3
-TOLERATED_IN_A_ROW = 8
-"""At least, where training goes on: a batch of a thousand steps that never fails is rare if one in a thousand does."""
-REST_SECONDS = 0.1
-MOST_REST_SECONDS = 5.0
 
 
 class Store(Protocol):
@@ -36,46 +29,23 @@ class Store(Protocol):
     def seconds_to_next(self) -> float | None: ...
     def finish(self, number: int, segment: Segment) -> None: ...
     def lost(self, number: int) -> None: ...
+    def give_up(self, number: int) -> None: ...
     def counts(self) -> Counts: ...
     def take(self) -> list[Segment] | None: ...
     def take_arrived(self) -> list[Segment]: ...
-
-
-class Patience:
-    """How often workers may fail, and how long one that failed rests before it is started again."""
-
-    def __init__(self, num_workers: int, tolerant: bool):
-        # All workers may fail at once, and each again, before those who tolerate it give up.
-        tolerated = max(TOLERATED_IN_A_ROW, MAX_FAILURES_IN_A_ROW * num_workers)
-        self._limit = tolerated if tolerant else MAX_FAILURES_IN_A_ROW
-        self._in_a_row = 0
-        self._of_worker: Counter[int] = Counter()
-
-    def delivered(self, worker: int) -> None:
-        self._in_a_row = self._of_worker[worker] = 0
-
-    def failed(self, worker: int, failure: Exception) -> float:
-        """The seconds to rest. Where nobody gets anything done any more, the failure is the run's."""
-        self._in_a_row += 1
-        if self._in_a_row >= self._limit:
-            raise type(failure)(
-                f"workers failed {self._in_a_row} times in a row without finishing anything; the last time: {failure}"
-            )
-        self._of_worker[worker] += 1
-        return min(MOST_REST_SECONDS, REST_SECONDS * (self._of_worker[worker] - 1))
 
 
 class Exchange:
     """The learner's half of the modes that collect while it updates."""
 
     def __init__(self, settings: CollectorSettings, store: Store, tolerant: bool):
-        self.num_workers = num_workers = settings.num_workers
+        self.num_workers = settings.num_workers
         self._tracks = settings.tracks
         self._store = store
         self._tolerant = tolerant
-        self._patience = Patience(num_workers, tolerant)
+        self._supervisor = Supervisor(settings, tolerant)
         self.weigh: Callable[[Segment], None] | None = None  # by a store that prefers some segments
-        self._changed = threading.Condition()  # guards the store, the patience and the failure
+        self._changed = threading.Condition()  # guards the store and the failure
         self._failure: Exception | None = None
         self._switch_interval = sys.getswitchinterval()
 
@@ -127,15 +97,14 @@ class Exchange:
             self.weigh(segment)  # may take a while: the learner need not wait for it
         with self._changed:
             self._store.finish(unit, segment)
-            self._patience.delivered(worker)
+        self._supervisor.delivered(worker)
 
-    def _restart_after(self, worker: int, failure: Exception) -> float:
+    def _restart_after(self, worker: int, failure: Exception, episodes: Sequence[int] = ()) -> float:
         """The seconds that a worker rests before it is started again; raises when that has happened too often."""
+        seconds = self._supervisor.failed(worker, failure, episodes)
         with self._changed:
-            seconds = self._patience.failed(worker, failure)
             self._store.book.worker_restarts += 1
             self._store.book.segments_rejected += isinstance(failure, NotFinite)
-        logger.warning("worker %d is started again: %s", worker, failure)
         return seconds
 
     def _end_with(self, failure: Exception) -> None:

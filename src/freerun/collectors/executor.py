@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import time
 import traceback
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
+from freerun.collectors.finite import NotFinite
 from freerun.collectors.rounds import Rounds
-from freerun.collectors.worker import Worker, WorkerSetup
+from freerun.collectors.supervision import Supervisor, Watch
+from freerun.collectors.worker import Monitor, Worker, WorkerSetup
 from freerun.core import (
     CollectorSettings,
     Counts,
@@ -23,41 +29,73 @@ from freerun.core import (
     UserError,
 )
 from freerun.transport import processes
+from freerun.transport.deaths import Coroner
 from freerun.transport.weights import WeightsBoard
 
-MAX_BREAKS_IN_A_ROW = 3
 CLOSE_SECONDS = 1.0
+INDEX_BYTES = 4
 
 
 class Executor:
+    """One dead process breaks the whole pool: what had arrived is kept, the rest is run again in a new one."""
+
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
         self._context = processes.context()
         self.num_workers = settings.num_workers
         self._rounds = Rounds(settings.max_lag)
         self._tracks = settings.tracks
         self._board = WeightsBoard(self._context, policy.weights.size)
-        self._setup = WorkerSetup.pack(factory, policy, self._board, settings)
-        self._breaks_in_a_row = 0
-        self._futures: dict[int, Future[Segment]] = {}
-        self._start_pool()
-
-    def _start_pool(self) -> None:
-        others = set(multiprocessing.active_children())
-        # A pool starts a process only when none is idle: nobody is idle until all have met here.
-        all_started = self._context.Barrier(self.num_workers)
-        self._pool = ProcessPoolExecutor(self.num_workers, self._context, _start, (self._setup, all_started))
-        with processes.without_main():
-            hellos = [self._pool.submit(_hello) for _ in range(self.num_workers)]
-        self._processes = [process for process in multiprocessing.active_children() if process not in others]
+        self._monitor = Monitor(self.num_workers)
+        self._setup = WorkerSetup.pack(factory, policy, self._board, self._monitor, settings)
+        self._supervisor = Supervisor(settings)
+        self._coroner = Coroner()
+        self._futures: dict[int, Future[tuple[int, Segment]]] = {}
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._is_ready = False
+        self._watch = Watch(settings, self._monitor, self._coroner, self._pids, self._state_of)
+        self._watch.start()
         try:
-            for hello in hellos:
-                hello.result()
-        except BrokenProcessPool as broken:
-            self.close()
-            raise EnvFailure("the workers died while they were starting") from broken
+            self._start_pool()
         except BaseException:
             self.close()
             raise
+
+    def _start_pool(self) -> None:
+        """Until it stands, or has broken too often."""
+        while not self._is_ready:
+            others = set(multiprocessing.active_children())
+            # A pool starts a process only when none is idle: nobody is idle until all have met here.
+            all_started = self._context.Barrier(self.num_workers)
+            indices, giver = self._context.Pipe(duplex=False)
+            os.write(giver.fileno(), b"".join(index.to_bytes(INDEX_BYTES) for index in range(self.num_workers)))
+            for index in range(self.num_workers):
+                self._monitor.pulse.clear(index)
+            arguments = (self._setup, all_started, indices)
+            self._pool = ProcessPoolExecutor(self.num_workers, self._context, _start, arguments)
+            with processes.without_main():
+                hellos = [self._pool.submit(_hello) for _ in range(self.num_workers)]
+            self._processes = [process for process in multiprocessing.active_children() if process not in others]
+            try:
+                for hello in hellos:
+                    hello.result()
+                self._is_ready = True
+            except BrokenProcessPool:
+                self._end_pool()
+            except (UserError, EnvFailure) as failure:
+                self._shut_down()
+                time.sleep(self._supervisor.failed(getattr(failure, "worker", 0), failure))
+                self._rounds.book.worker_restarts += 1
+            finally:
+                indices.close()
+                giver.close()
+
+    def _pids(self) -> dict[int, int]:
+        return {index: pid for index in range(self.num_workers) if (pid := self._monitor.pulse.pid(index))}
+
+    def _state_of(self, worker: int) -> str:
+        if not self._is_ready:
+            return "starting"
+        return "busy" if self._monitor.pulse.episode(worker) >= 0 else "waiting"
 
     def counts(self) -> Counts:
         return self._rounds.counts()
@@ -75,7 +113,7 @@ class Executor:
             try:
                 self._submit_granted()
                 for future in as_completed([self._futures[number] for number in self._rounds.missing]):
-                    self._finish(future.result())
+                    self._finish(future)
             except BrokenProcessPool:
                 self._rebuild()
         return segments
@@ -89,66 +127,137 @@ class Executor:
                     self._rounds.lost(number)
                     raise
 
-    def _finish(self, segment: Segment) -> None:
-        number = int(segment.episode[0, 0])
-        self._rounds.finish(number, segment)
+    def _finish(self, future: Future[tuple[int, Segment]]) -> None:
+        """Take what a worker has returned; an episode that failed there is run again."""
+        number = next(number for number, other in self._futures.items() if other is future)
+        try:
+            worker, segment = future.result()
+        except (UserError, EnvFailure) as failure:
+            del self._futures[number]
+            self._retry(number, failure)
+            return
         del self._futures[number]
-        self._breaks_in_a_row = 0
+        self._rounds.finish(number, segment)
+        self._supervisor.delivered(worker)
+
+    def _retry(self, number: int, failure: Exception) -> None:
+        rest_seconds = self._supervisor.failed(getattr(failure, "worker", 0), failure, [number])
+        self._rounds.book.worker_restarts += 1
+        if isinstance(failure, NotFinite):
+            self._rounds.book.segments_rejected += 1
+            self._rounds.give_up(number)
+            return
+        self._rounds.lost(number)
+        time.sleep(rest_seconds)
+        with processes.without_main():
+            again = self._rounds.next()
+            assert again is not None
+            self._futures[again] = self._pool.submit(_run_episode, again)
 
     def _finish_arrived(self) -> None:
-        for future in [future for future in self._futures.values() if future.done()]:
-            self._finish(future.result())
+        try:
+            for future in [future for future in self._futures.values() if future.done()]:
+                self._finish(future)
+        except BrokenProcessPool:
+            self._rebuild()
 
     def _rebuild(self) -> None:
-        """One dead process breaks the whole pool: keep what had arrived, run the rest again in a new one."""
-        self._breaks_in_a_row += 1
         for number, future in list(self._futures.items()):
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._finish(future.result())
+                self._finish(future)
             else:
                 del self._futures[number]
                 self._rounds.lost(number)
-        if self._breaks_in_a_row >= MAX_BREAKS_IN_A_ROW:
-            raise EnvFailure(f"the process pool broke {self._breaks_in_a_row} times without finishing an episode")
-        self._rounds.book.worker_restarts += 1
-        self.close()
+        self._end_pool()
+        self._start_pool()
+
+    def _end_pool(self) -> None:
+        """Tell of those who died (the pool itself ends the others with SIGTERM), and rest."""
+        places = {pid: index for index, pid in self._pids().items()}
+        dead = {
+            places.get(process.pid or -1, 0): process
+            for process in self._processes
+            if process.exitcode not in (None, -signal.SIGTERM)
+        }
+        self._is_ready = False
+        self._shut_down()
         for worker in range(self.num_workers):
             self._tracks.enter(worker, State.RESTARTING)
-        self._start_pool()
+        rest_seconds = 0.0
+        for worker, process in dead.items():
+            failure = self._coroner.report(worker, process.pid, process.exitcode)
+            episode = self._monitor.pulse.episode(worker)
+            seconds = self._supervisor.failed(worker, failure, [episode] if episode >= 0 else [])
+            rest_seconds = max(rest_seconds, seconds)
+        if not dead:
+            rest_seconds = self._supervisor.failed(0, EnvFailure("the process pool broke, nobody knows why"))
+        self._rounds.book.worker_restarts += max(1, len(dead))
+        time.sleep(rest_seconds)
 
     def renew(self, series: int) -> None:
         self._rounds.renew(series)
         self._futures = {}  # those under way end for nobody
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        processes.stop(self._processes, CLOSE_SECONDS)
+        self._watch.close()
+        self._shut_down()
+        self._monitor.close()
+
+    def _shut_down(self) -> None:
+        if self._processes:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            processes.stop(self._processes, CLOSE_SECONDS)
 
 
 # ---------------------------------------------------------------------------------------------- in the workers
 
+_setup: WorkerSetup | None = None
+_index = -1
 _worker: Worker | None = None
 _start_failure: Exception | None = None
 
 
-def _start(setup: WorkerSetup, all_started: Barrier) -> None:
-    global _worker, _start_failure
-    index = all_started.wait()  # each process gets another one
+def _start(setup: WorkerSetup, all_started: Barrier, indices: Connection) -> None:
+    global _setup, _index, _start_failure
+    _setup = setup
+    _index = int.from_bytes(os.read(indices.fileno(), INDEX_BYTES))
+    setup.monitor.pulse.of(_index).enter(os.getpid())
     try:
-        _worker = Worker(setup, index)
-    except (UserError, EnvFailure) as failure:
+        _build()
+    except Exception as failure:
         _start_failure = failure
-    except Exception:
-        _start_failure = EnvFailure(f"a worker failed to start:\n{traceback.format_exc()}")
     all_started.wait()
+
+
+def _build() -> Worker:
+    global _worker
+    if _worker is None:
+        assert _setup is not None
+        _worker = Worker(_setup, _index)
+    return _worker
 
 
 def _hello() -> None:
     """Answers once the worker has started; an initializer that raises would only break the pool, without a word."""
     if _start_failure is not None:
-        raise _start_failure
+        raise _told(_start_failure)
 
 
-def _run_episode(number: int) -> Segment:
-    assert _worker is not None
-    return _worker.run_episode(number)
+def _run_episode(number: int) -> tuple[int, Segment]:
+    """With the worker's index. After a failure the next episode begins with new environments."""
+    global _worker
+    try:
+        return _index, _build().run_episode(number)
+    except Exception as failure:
+        if _worker is not None:
+            worker, _worker = _worker, None
+            worker.close()
+        raise _told(failure) from None
+
+
+def _told(failure: Exception) -> Exception:
+    """As it is, or with its traceback as text; and whose it was."""
+    if not isinstance(failure, (UserError, EnvFailure)):
+        failure = EnvFailure(f"a worker failed:\n{''.join(traceback.format_exception(failure))}")
+    failure.worker = _index  # type: ignore[union-attr]
+    return failure

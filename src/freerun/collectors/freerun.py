@@ -18,7 +18,8 @@ from freerun.collectors.exchange import Store
 from freerun.collectors.rollout import in_order, noted
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.segments import Parts, SegmentRounds
-from freerun.collectors.worker import Worker, WorkerSetup, reporting
+from freerun.collectors.supervision import came_from_outside
+from freerun.collectors.worker import Monitor, Worker, WorkerSetup, reporting
 from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, Segment, State, UserError
 from freerun.transport import processes
 from freerun.transport.slots import Slots, bytes_per_step, join
@@ -101,18 +102,19 @@ class Freerun(Crew):
         self._slots_per_worker = slots_per_worker
         self._parts = store.parts if store is not None else Parts(num_workers)
         self._begun = context.RawArray("q", num_workers)  # the last episode that each worker has begun, heard of or not
-        board = WeightsBoard(context, policy.weights.size)
+        board, monitor = WeightsBoard(context, policy.weights.size), Monitor(num_workers)
         # An episode fills one of a worker's environments, a segment all of them.
         in_segments = store is not None
         super().__init__(
             settings,
             store or Rounds(settings.max_lag),
             board,
+            monitor,
             1 if in_segments else num_envs,
             tied_units=in_segments,
             tolerant=tolerant,
         )
-        self._setup = WorkerSetup.pack(factory, policy, board, settings, num_envs)
+        self._setup = WorkerSetup.pack(factory, policy, board, monitor, settings, num_envs)
         self._start()
 
     def collect(self, demand: Demand) -> list[Segment]:
@@ -151,12 +153,13 @@ class Freerun(Crew):
                     while peer.returned:
                         self._grant(peer, None)
 
-    def _replace(self, peer: Peer) -> None:
+    def _bury(self, peer: Peer, failure: Exception) -> None:
+        """An episode in which it fails may do so each time: go on after it, unless the cause lay outside."""
+        if not self._tied_units:
+            return
         with self._changed:
-            # An episode in which the environment fails may do so each time: go on after it. Without tolerance only
-            # deaths get here, and what nobody heard of is played again.
-            self._parts.end_worker(peer.index, self._begun[peer.index] if self._tolerant else None)
-        super()._replace(peer)
+            plays_again = not self._tolerant and came_from_outside(failure)
+            self._parts.end_worker(peer.index, None if plays_again else self._begun[peer.index])
 
 
 # ---------------------------------------------------------------------------------------------- in the workers

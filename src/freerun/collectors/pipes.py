@@ -9,7 +9,7 @@ from typing import Any
 
 from freerun.collectors.crew import Crew, Peer
 from freerun.collectors.rounds import Rounds
-from freerun.collectors.worker import Worker, WorkerSetup, reporting
+from freerun.collectors.worker import Monitor, Worker, WorkerSetup, reporting
 from freerun.core import CollectorSettings, EnvFactory, Policy, Segment
 from freerun.transport import processes
 from freerun.transport.weights import WeightsBoard
@@ -18,8 +18,9 @@ from freerun.transport.weights import WeightsBoard
 class Pipes(Crew):
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
         board = WeightsBoard(processes.context(), policy.weights.size)
-        super().__init__(settings, Rounds(settings.max_lag), board)
-        self._setup = WorkerSetup.pack(factory, policy, board, settings)
+        monitor = Monitor(settings.num_workers)
+        super().__init__(settings, Rounds(settings.max_lag), board, monitor)
+        self._setup = WorkerSetup.pack(factory, policy, board, monitor, settings)
         self._start()
 
     def _target(self, index: int) -> tuple[Callable[..., None], tuple[Any, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import sys
 import time
@@ -20,31 +21,37 @@ from freerun.core import (
     EnvFactory,
     EnvFailure,
     FloatArray,
+    OutOfMemory,
     Policy,
     Segment,
     State,
     UserError,
+    WorkerDied,
 )
 
 try:
     import ray
     from ray.actor import ActorHandle
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from freerun.collectors.ray_cluster import NodeWatch, connect, shortened
+    from freerun.collectors.ray_vitals import Sickbay, tell_every
 except ModuleNotFoundError as missing:
     if missing.name not in ("ray", "grpc"):
         raise
     raise UserError("--mode ray needs Ray: pip install 'freerun[ray]'") from None
 
 from freerun.collectors.crew import SHORT_UNIT_SECONDS, Rest
-from freerun.collectors.exchange import Exchange, logger
+from freerun.collectors.exchange import Exchange
+from freerun.collectors.finite import NotFinite
 from freerun.collectors.ray_actor import ActorSetup, FreerunActor, Hello, Played
 from freerun.collectors.ray_config import RayConfig
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.segments import SegmentRounds
 from freerun.transport import processes
+
+logger = logging.getLogger("freerun")
 
 WAIT_SECONDS = 0.01
 """`ray.wait` cannot be woken: room that the learner has made is dealt out so much later at most."""
@@ -64,7 +71,8 @@ class Peer:
     handle: ActorHandle
     room: int
     """Units that it may hold at once."""
-    started: float
+    key: str
+    """Where it shows signs of life."""
     hello: Hello | None = None
     """It is ready."""
     publication: int = 0
@@ -81,8 +89,8 @@ class Peer:
 class RayActors(Exchange):
     """One thread calls the actors and hears them, while the learner updates.
 
-    An actor that dies, with its node or alone, is created again wherever Ray finds room; one whose environment raises
-    ends the run. An actor whose result is lost counts as dead: so nothing of it can arrive twice.
+    An actor that dies, with its node or alone, hangs or raises is created again wherever Ray finds room. An actor whose
+    result is lost counts as dead: so nothing of it can arrive twice.
     """
 
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: RayConfig):
@@ -97,6 +105,7 @@ class RayActors(Exchange):
             self._segments = SegmentRounds(settings.num_workers, settings.max_lag, unit_steps)
         self._rounds = self._segments or Rounds(settings.max_lag)
         super().__init__(settings, self._rounds, tolerant=False)
+        self._sickbay = Sickbay(settings.step_timeout, settings.seed)
         self.weights_seconds = 0.0  # that actors spent on taking weights, all together; read by benchmarks
         self.publish_seconds = 0.0
         self._weights: list[ray.ObjectRef] = []
@@ -104,7 +113,6 @@ class RayActors(Exchange):
         self._peers: list[Peer] = []
         self._calls: dict[ray.ObjectRef, Peer] = {}
         self._resting: list[Rest] = []
-        self._counted_failure = -math.inf  # when
         self._next_word = math.inf
         self._closing = False
         self._pump = Thread(target=self._serve, name="freerun-ray", daemon=True)
@@ -117,6 +125,7 @@ class RayActors(Exchange):
                     config.envs_per_worker,
                     config.segment_steps,
                     settings.num_workers,
+                    tell_every(settings.step_timeout),
                     tuple(path for path in sys.path if path),
                 )
             )
@@ -179,6 +188,7 @@ class RayActors(Exchange):
                     if reference in self._calls:  # not of an actor that was given up a moment ago
                         self._hear(reference)
                 self._look_at_nodes()
+                self._look_for_hung()
                 self._start_rested()
                 self._say_if_nobody_works()
                 with self._changed:
@@ -205,15 +215,15 @@ class RayActors(Exchange):
         try:
             reply = ray.get(reference)
         except RayTaskError as error:
-            if not isinstance(error.cause, RayError):
-                raise EnvFailure(f"a worker failed:\n{error}") from None
-            self._replace(peer, error)
+            is_rays = isinstance(error.cause, RayError)
+            self._replace(peer, self._death(peer, error) if is_rays else EnvFailure(f"a worker failed:\n{error}"))
             return
         except RayError as error:
-            self._replace(peer, error)
+            self._replace(peer, self._death(peer, error))
             return
         if isinstance(reply, Exception):
-            raise reply
+            self._replace(peer, reply)
+            return
         if isinstance(reply, Hello):
             peer.hello = reply
             self._tracks.enter(peer.index, State.WAITING_FOR_WEIGHTS)
@@ -278,37 +288,55 @@ class RayActors(Exchange):
         actor = ray.remote(FreerunActor).options(
             num_cpus=cpus, scheduling_strategy=where, max_restarts=0, max_task_retries=0, runtime_env=runtime_env
         )
-        handle = actor.remote(self._setup, first_episode)
+        key = self._sickbay.new_key()
+        handle = actor.remote(self._setup, first_episode, key)
         room = 1 if self._segments is not None else self._config.envs_per_worker
-        peer = Peer(index, handle, room, time.monotonic())
+        peer = Peer(index, handle, room, key)
         self._peers.append(peer)
         self._expect(handle.start.remote(), peer)
         return peer
 
-    def _replace(self, peer: Peer, error: RayError) -> None:
+    def _death(self, peer: Peer, error: RayError) -> EnvFailure:
+        memory = isinstance(error, OutOfMemoryError)
+        failure = (OutOfMemory if memory else WorkerDied)(f"worker {peer.index} died: {shortened(error)}")
+        failure.from_outside = True  # nobody knows better: its exit code is lost
+        return failure
+
+    def _replace(self, peer: Peer, failure: Exception) -> None:
         self._forget(peer)
-        failure = EnvFailure(f"worker {peer.index} died: {shortened(error)}")
         self._tracks.enter(peer.index, State.RESTARTING)
-        rest_seconds = 0.0
-        if peer.started > self._counted_failure:
-            rest_seconds = self._restart_after(peer.index, failure)
-            self._counted_failure = time.monotonic()
-        else:  # it fell with others, as when a node goes: that is one failure, not many in a row
-            with self._changed:
-                self._store.book.worker_restarts += 1
+        bad = failure.episode if isinstance(failure, NotFinite) else None
+        begun = getattr(failure, "begun", None)
+        suspects = [begun] if begun in peer.units and self._config.envs_per_worker == 1 else []
+        rest_seconds = self._restart_after(peer.index, failure, suspects)
         owed: list[int] = []
         with self._changed:
             if self._segments is not None:
-                self._segments.parts.end_worker(peer.index)
+                # An episode in which the environment fails may do so each time: go on after it.
+                self._segments.parts.end_worker(peer.index, begun)
                 owed = peer.units + peer.owed
             else:
                 for unit in peer.units:
-                    self._store.lost(unit)
+                    if unit == bad:
+                        self._store.give_up(unit)
+                    else:
+                        self._store.lost(unit)
         self._resting.append(Rest(time.monotonic() + rest_seconds, peer.index, owed))
+
+    def _look_for_hung(self) -> None:
+        if not self._sickbay.is_due():
+            return
+        states = {peer.index: _state(peer) for peer in self._peers}
+        self._sickbay.look({peer.index: peer.key for peer in self._peers}, states)
+        for peer in list(self._peers):
+            hung = self._sickbay.judge(peer.index, peer.handle._actor_id.hex())
+            if hung is not None:
+                self._replace(peer, hung)
 
     def _forget(self, peer: Peer) -> None:
         """Nothing more is heard of it, whatever it may still do."""
         self._peers.remove(peer)
+        self._sickbay.forget(peer.key)
         self._calls = {reference: other for reference, other in self._calls.items() if other is not peer}
         with contextlib.suppress(RayError):
             ray.kill(peer.handle)
@@ -365,6 +393,12 @@ class RayActors(Exchange):
             here = ray.get_runtime_context().get_node_id()
             _wait_for_end([peer.hello.pid for peer in peers if peer.hello and peer.hello.node == here])
         self._connection.close()
+
+
+def _state(peer: Peer) -> str:
+    if peer.hello is None:
+        return "starting"
+    return "busy" if peer.units else "waiting"
 
 
 def _is_past(moment: float) -> bool:

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import RayError
 
+from freerun.collectors.ray_vitals import tell
 from freerun.collectors.rollout import in_order
 from freerun.collectors.worker import make_rollout
 from freerun.core import EnvFailure, Segment, UserError
+from freerun.transport.pulse import Vitals
 
 CALL_SECONDS = 0.02
 """A call hands over whatever has finished in this time, and one unit at least: a call costs Ray about a millisecond,
@@ -33,6 +35,8 @@ class ActorSetup:
     num_envs: int
     segment_steps: int | None
     num_workers: int
+    tell_seconds: float
+    """How often it says that it is alive."""
     import_paths: tuple[str, ...]
     """Where the learner finds modules: on this machine, those of the user's own."""
 
@@ -59,8 +63,10 @@ class Played:
 class FreerunActor:
     """Failures are returned, not raised, so that they arrive as they are; Ray's own are raised."""
 
-    def __init__(self, setup: ActorSetup, first_episode: int):
+    def __init__(self, setup: ActorSetup, first_episode: int, vitals_key: str):
         self._setup = setup
+        self._vitals = Vitals()
+        self._vitals_key = vitals_key
         self._units: deque[int] = deque()  # granted and not begun
         self._num_held = 0  # granted and not handed over
         self._finished: Iterator[tuple[int, Segment]] = iter(())
@@ -71,7 +77,9 @@ class FreerunActor:
             setup = self._setup
             sys.path.extend(path for path in setup.import_paths if path not in sys.path)
             factory, policy = pickle.loads(setup.factory_and_policy)
+            tell(self._vitals_key, self._vitals, setup.tell_seconds)
             self._rollout = make_rollout(factory, policy, setup.run_seed, setup.num_envs)
+            self._rollout.vitals = self._vitals
             if setup.segment_steps is not None:
                 self._pieces = self._rollout.segments(setup.segment_steps, in_order(self._episodes))
         except Exception as failure:
@@ -102,7 +110,9 @@ class FreerunActor:
         except RayError:
             raise
         except Exception as failure:
-            return _told(failure)
+            told = _told(failure)
+            told.begun = self._vitals.episode  # type: ignore[attr-defined]
+            return told
         return Played(segments, weights_seconds, time.perf_counter() - started)
 
     def _play(self) -> Iterator[tuple[int, Segment]]:

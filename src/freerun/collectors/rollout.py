@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence, Seque
 
 import numpy as np
 
+from freerun.collectors.finite import check_finite
 from freerun.collectors.tape import Tape
-from freerun.core import Array, FloatArray, Policy, Segment, UserError, VectorEnv, episode_rng, episode_seed
+from freerun.core import Array, FloatArray, Policy, Segment, VectorEnv, episode_rng, episode_seed
+from freerun.transport.pulse import Vitals
 
 NextEpisode = Callable[[bool], int | None]
 """The number of an episode that may start now, or None. Asked with True when no lane is running: None ends it all."""
@@ -27,10 +29,6 @@ def noted(begun: MutableSequence[int] | ctypes.Array[ctypes.c_longlong], worker:
     while True:
         begun[worker] += stride
         yield begun[worker]
-
-
-class NotFinite(UserError):
-    """An observation or a reward: the segment that holds it is never handed over."""
 
 
 class Lane:
@@ -54,6 +52,7 @@ class Rollout:
         self._env = env
         self._policy = policy
         self._run_seed = run_seed
+        self.vitals = Vitals()
         self._tape = Tape(env.spec, env.num_envs, policy)
         self._lanes: list[Lane | None] = [None] * env.num_envs
         self._running: list[Lane] = []
@@ -116,6 +115,7 @@ class Rollout:
             tape.action[row, lanes], tape.head[row, lanes] = decision
             action = self._padded
             action[lanes] = decision.action
+        self.vitals.beat()
         result = self._env.step(action)
         tape.add(result.reward, result.final_obs, running)
         return result.terminated, result.truncated
@@ -135,6 +135,8 @@ class Rollout:
             seeds: list[int | None] = [None] * len(self._lanes)
             for index, number in numbers.items():
                 seeds[index] = episode_seed(self._run_seed, number)
+                self.vitals.begin(number)
+            self.vitals.beat()
             obs = self._env.reset(seeds)
             for index, number in numbers.items():
                 lane = self._lanes[index] = Lane(number, index, self._run_seed, first_row)
@@ -154,21 +156,3 @@ class Rollout:
 
     def close(self) -> None:
         self._env.close()
-
-
-def check_finite(segment: Segment, run_seed: int) -> None:
-    for name, array, step in (
-        ("observation", segment.obs[:1], 0),
-        ("observation", segment.next_obs, 1),
-        ("reward", segment.reward, 0),
-    ):
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            finite = np.isfinite(array.reshape(*array.shape[:2], -1)).all(axis=2)
-            row, column = (int(index) for index in np.argwhere(~finite)[0])
-            number = int(segment.episode[row, column])
-            since = int(np.argmax(segment.episode[:, column] == number))
-            raise NotFinite(
-                f"the environment returned a {name} that is not finite at step {row - since + step} of episode "
-                f"{number} (seed {episode_seed(run_seed, number)}): mend it, or look for the cause with "
-                "`freerun check-env`"
-            )

@@ -37,6 +37,7 @@ class Rounds:
         self._again: deque[int] = deque()  # started and lost: run again before anything new
         self._started: dict[int, int] = {}  # not taken yet: version at the start
         self._finished: dict[int, Segment] = {}
+        self._given_up: set[int] = set()  # not taken yet
         self._measured_version = -1  # lengths are those of the episodes taken at this version
         self._measured_steps = 0
         self._measured_episodes = 0
@@ -124,25 +125,35 @@ class Rounds:
         if number >= self._oldest:
             self._again.append(number)
 
+    def give_up(self, number: int) -> None:
+        """It fails each time and may be done without: its round goes on with one less."""
+        if number >= self._oldest:
+            del self._started[number]
+            self._given_up.add(number)
+            self.book.episodes_dropped += 1
+
     def counts(self) -> Counts:
-        return replace(self.book, episodes_in_flight=len(self._started))
+        return replace(self.book, episodes_in_flight=len(self._started), episodes_settled=self._first)
 
     @property
     def missing(self) -> list[int]:
         """Episodes of this round that are not finished."""
-        return [number for number in range(self._first, self._round_end()) if number not in self._finished]
+        return [number for number in range(self._first, self._round_end()) if not self._is_settled(number)]
+
+    def _is_settled(self, number: int) -> bool:
+        return number in self._finished or number in self._given_up
 
     def take(self) -> list[Segment] | None:
         """The round in the order of its episodes, once all of it is finished."""
         end = self._round_end()
-        if any(number not in self._finished for number in range(self._first, end)):
+        if not all(self._is_settled(number) for number in range(self._first, end)):
             return None
         return self._take_until(end)
 
     def take_arrived(self) -> list[Segment]:
         """What is finished, in order, without waiting."""
         end = self._first
-        while end in self._finished:
+        while self._is_settled(end):
             end += 1
         return self._take_until(end)
 
@@ -154,9 +165,11 @@ class Rounds:
         return max(self._end, max(due, default=-1) + 1)
 
     def _take_until(self, end: int) -> list[Segment]:
-        segments = [self._finished.pop(number) for number in range(self._first, end)]
-        for number in range(self._first, end):
+        numbers = [number for number in range(self._first, end) if number not in self._given_up]
+        segments = [self._finished.pop(number) for number in numbers]
+        for number in numbers:
             del self._started[number]
+        self._given_up = {number for number in self._given_up if number >= end}
         self._first = end
         if self._measured_version != self.version and segments:
             self._measured_version, self._measured_steps, self._measured_episodes = self.version, 0, 0

@@ -13,8 +13,7 @@ class Sequential(Inline):
                 f"--mode sequential has one worker, not {settings.num_workers}: "
                 "leave --num-workers out, or choose --mode pipes"
             )
-        super().__init__(factory.make(1), policy, settings)
-        self._tracks = settings.tracks
+        super().__init__(lambda: factory.make(1), policy, settings)
 
     def collect(self, demand: Demand) -> list[Segment]:
         self._tracks.enter(0, State.BUSY)

@@ -14,9 +14,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from freerun.collectors.rollout import NextEpisode, check_finite
+from freerun.collectors.finite import check_finite
+from freerun.collectors.rollout import NextEpisode
 from freerun.collectors.tape import FIRST_CAPACITY, NOISE_ROWS
 from freerun.core import Array, EnvSpec, FloatArray, Policy, Segment, episode_rng, episode_seed
+from freerun.transport.pulse import Vitals
 
 
 class Solo:
@@ -29,6 +31,7 @@ class Solo:
         self._act = policy.single()
         self._run_seed = run_seed
         self._version = 0
+        self.vitals = Vitals()
         self._number = -1
         self._noise_rows: list[FloatArray] = []
         self._allocate(FIRST_CAPACITY)
@@ -62,12 +65,15 @@ class Solo:
         self._number = number
         self._rng = episode_rng(self._run_seed, number)
         self._noise_rows = []
+        self.vitals.begin(number)
+        self.vitals.beat()
         self._obs_rows[row][...], _ = self._env.reset(seed=episode_seed(self._run_seed, number))
 
     def _play(self, next_episode: NextEpisode | None) -> Segment:
         """Until the episode ends; or, given the next ones, until all rows are full."""
         started = time.perf_counter()
         act, step, obs_rows, head_rows = self._act, self._env.step, self._obs_rows, self._head_rows
+        beat = self.vitals.beat
         noise_rows = self._noise_rows
         actions, rewards, numbers, ends = [], [], [self._number], []
         row = 0
@@ -75,6 +81,7 @@ class Solo:
             if not noise_rows:
                 noise_rows.extend(self._policy.draw(self._rng, NOISE_ROWS)[::-1])
             action = act(obs_rows[row], noise_rows.pop(), head_rows[row])
+            beat()
             obs, reward, terminated, truncated, _ = step(action)
             actions.append(action)
             rewards.append(reward)

@@ -60,6 +60,8 @@ class Stream:
     def lost(self, number: int) -> None:
         """Nobody waits for this very unit."""
 
+    give_up = lost
+
     def announce(self, segment: Segment, importance: float) -> None:
         """Before it arrives; one that was not announced is as unimportant as can be."""
         self._importances[id(segment)] = importance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from freerun.collectors.inline import Inline
@@ -42,4 +43,5 @@ class Sync(Inline):
                 "--num-envs and --num-steps-per-env of --mode sync are for environments that are tensors: this one "
                 "gets a process for each, so give --num-workers"
             )
-        super().__init__(factory.make_parallel(settings.num_workers, settings.tracks), policy, settings)
+        make = functools.partial(factory.make_parallel, settings.num_workers, settings.tracks, settings.step_timeout)
+        super().__init__(make, policy, settings)

@@ -8,7 +8,7 @@ import pickle
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,9 +20,11 @@ from freerun.collectors.exchange import Exchange
 from freerun.collectors.rollout import Rollout, in_order, noted
 from freerun.collectors.solo import Solo
 from freerun.collectors.stream import Stream
+from freerun.collectors.supervision import START_SECONDS, Silence, look_seconds, thread_stack
 from freerun.collectors.worker import make_rollout, reporting
-from freerun.core import CollectorSettings, EnvFactory, EnvFailure, FloatArray, Policy, State
+from freerun.core import CollectorSettings, EnvFactory, EnvFailure, FloatArray, Policy, State, WorkerHung
 from freerun.transport import processes
+from freerun.transport.pulse import Vitals
 
 CLOSE_SECONDS = 1.0
 TRIAL_SECONDS = 0.03
@@ -43,6 +45,7 @@ class Threads(Exchange):
     ):
         num_workers = settings.num_workers
         super().__init__(settings, stream, tolerant=True)
+        self._timeout = settings.step_timeout
         self._stream = stream
         self._segment_steps = segment_steps
         mine = copy.deepcopy(policy)  # the learner goes on with the other
@@ -51,19 +54,25 @@ class Threads(Exchange):
         )
         self._begun = [index - num_workers for index in range(num_workers)]
         self._newest: tuple[FloatArray, int] | None = None
-        self._ready: set[int] = set()
         self._closing = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, args=(index,), name=f"freerun-collector-{index}", daemon=True)
-            for index in range(num_workers)
-        ]
+        self._ready: set[int] = set()
+        self._vitals = [Vitals() for _ in range(num_workers)]
+        self._silence = Silence(look_seconds(self._timeout))
+        self._states = ["starting"] * num_workers
+        self._threads = [self._thread(index) for index in range(num_workers)]
+        self._watch = threading.Thread(target=self._look, name="freerun-watch", daemon=True)
         self._start()
+
+    def _thread(self, index: int) -> threading.Thread:
+        name = f"freerun-collector-{index}"
+        return threading.Thread(target=self._work, args=(index,), name=name, daemon=True)
 
     def _start(self) -> None:
         super()._start()
         try:
             for thread in self._threads:
                 thread.start()
+            self._watch.start()
             self._wait_for(lambda: len(self._ready) == self.num_workers or None)
         except BaseException:
             self.close()
@@ -81,7 +90,7 @@ class Threads(Exchange):
             self._closing.set()
             self._changed.notify_all()
         deadline = time.monotonic() + CLOSE_SECONDS
-        for thread in self._threads:
+        for thread in [*self._threads, self._watch]:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -89,33 +98,52 @@ class Threads(Exchange):
 
     def _work(self, index: int) -> None:
         failures: list[Exception] = []
-        while not self._closing.is_set():
+        while self._is_mine(index):
             with reporting(failures.append):
                 try:
                     self._collect(index)
                 except SystemExit as exit_:  # would end a process, and this thread without a word
                     raise EnvFailure(f"the environment called sys.exit({exit_.code!r})") from None
-            if failures:
-                self._tracks.enter(index, State.RESTARTING)
-                with self._changed:
-                    self._stream.parts.end_worker(index, self._begun[index])
-                try:
-                    self._closing.wait(self._restart_after(index, failures.pop()))
-                except Exception as failure:  # reaches the user through `collect`
-                    self._end_with(failure)
+            if failures and self._is_mine(index):
+                rest_seconds = self._fail(index, failures.pop())
+                if rest_seconds is None:
                     return
+                self._closing.wait(rest_seconds)
+
+    def _fail(self, index: int, failure: Exception) -> float | None:
+        """The seconds to rest; None if the run ends."""
+        self._tracks.enter(index, State.RESTARTING)
+        with self._changed:
+            self._states[index] = "resting"
+            self._stream.parts.end_worker(index, self._begun[index])
+        try:
+            return self._restart_after(index, failure)
+        except Exception as end:  # reaches the user through `collect`
+            self._end_with(end)
+            return None
+
+    def _is_mine(self, index: int) -> bool:
+        """Whether this thread is still the one that collects: nothing more is taken from one that hung."""
+        return self._threads[index] is threading.current_thread() and not self._closing.is_set()
 
     def _collect(self, index: int) -> None:
         """With new environments, until the run ends or one of them fails."""
+        self._states[index] = "starting"
+        vitals = self._vitals[index]
         rollout = self._make_rollout()
+        rollout.vitals = vitals
         try:
             with self._changed:
                 self._ready.add(index)
+                self._states[index] = "waiting"
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._newest is not None or self._closing.is_set())
-            segments = rollout.segments(self._segment_steps, in_order(noted(self._begun, index, self.num_workers)))
+                if not self._is_mine(index):
+                    return
+                numbers = noted(self._begun, index, self.num_workers)
+            segments = rollout.segments(self._segment_steps, in_order(self._while_mine(index, numbers)))
             version = -1
-            while not self._closing.is_set():
+            while self._is_mine(index):
                 with self._changed:
                     unit = self._stream.next()
                 if unit is None:
@@ -124,11 +152,21 @@ class Threads(Exchange):
                     continue
                 self._tracks.enter(index, State.BUSY)
                 version = self._refresh(rollout, version)
-                self._finish(index, unit, next(segments).copy())
+                self._states[index] = "busy"
+                segment = next(segments).copy()
+                if not self._is_mine(index):
+                    return
+                self._finish(index, unit, segment)
+                self._states[index] = "waiting"
                 with self._changed:
                     self._changed.notify_all()
         finally:
             rollout.close()
+
+    def _while_mine(self, index: int, numbers: Iterator[int]) -> Iterator[int]:
+        while self._is_mine(index):
+            yield next(numbers)
+        raise EnvFailure("this thread was given up")
 
     def _refresh(self, rollout: Rollout | Solo, version: int) -> int:
         """Take the newest weights; their version."""
@@ -137,6 +175,31 @@ class Threads(Exchange):
         if newest != version:
             rollout.load(weights, newest)
         return newest
+
+    # ------------------------------------------------------------------------------------------ the watch's thread
+
+    def _look(self) -> None:
+        while not self._closing.wait(look_seconds(self._timeout)):
+            self._silence.look(
+                {index: (self._states[index], vitals.beats) for index, vitals in enumerate(self._vitals)}
+            )
+            for index, state in enumerate(self._states):
+                limit = max(self._timeout, START_SECONDS) if state == "starting" else self._timeout
+                if state in ("starting", "busy") and self._silence.seconds(index) >= limit:
+                    self._give_up(index)
+
+    def _give_up(self, index: int) -> None:
+        """A thread cannot be ended: another takes its place, and what it may still bring is not taken."""
+        seconds, stack = self._silence.seconds(index), thread_stack(self._threads[index].ident)
+        with self._changed:
+            self._threads[index], self._vitals[index] = self._thread(index), Vitals()
+        hung = WorkerHung(
+            f"collector {index} showed no sign of life for {seconds:.1f} s (--step-timeout {self._timeout:g}); "
+            f"its stack:\n{stack}"
+        )
+        rest_seconds = self._fail(index, hung)
+        if rest_seconds is not None and not self._closing.wait(rest_seconds):
+            self._threads[index].start()
 
 
 def speed_up_by_threads(factory: EnvFactory) -> float | None:

@@ -16,7 +16,20 @@ from freerun.collectors.rollout import Rollout, in_order
 from freerun.collectors.solo import Solo
 from freerun.core import CollectorSettings, EnvFactory, EnvFailure, Policy, Segment, State, Tracks, UserError
 from freerun.transport import processes
+from freerun.transport.pulse import NO_EPISODE, Pulse
+from freerun.transport.stacks import StackFile
 from freerun.transport.weights import WeightsBoard
+
+
+class Monitor:
+    """Where workers show that they are alive, and where their stacks go."""
+
+    def __init__(self, num_workers: int):
+        self.pulse = Pulse(num_workers, processes.context())
+        self.stacks = StackFile()
+
+    def close(self) -> None:
+        self.stacks.close()
 
 
 @dataclass(frozen=True)
@@ -25,15 +38,22 @@ class WorkerSetup:
 
     factory_and_policy: bytes
     board: WeightsBoard
+    monitor: Monitor
     run_seed: int
     tracks: Tracks
     num_envs: int = 1
 
     @classmethod
     def pack(
-        cls, factory: EnvFactory, policy: Policy, board: WeightsBoard, settings: CollectorSettings, num_envs: int = 1
+        cls,
+        factory: EnvFactory,
+        policy: Policy,
+        board: WeightsBoard,
+        monitor: Monitor,
+        settings: CollectorSettings,
+        num_envs: int = 1,
     ) -> WorkerSetup:
-        return cls(cloudpickle.dumps((factory, policy)), board, settings.seed, settings.tracks, num_envs)
+        return cls(cloudpickle.dumps((factory, policy)), board, monitor, settings.seed, settings.tracks, num_envs)
 
 
 def make_rollout(factory: EnvFactory, policy: Policy, run_seed: int, num_envs: int) -> Rollout | Solo:
@@ -47,12 +67,15 @@ class Worker:
 
     def __init__(self, setup: WorkerSetup, index: int):
         processes.enter_worker()
+        setup.monitor.stacks.write_on_signal()
         self.enter: Callable[[State], None] = functools.partial(setup.tracks.enter, index)
         factory, policy = pickle.loads(setup.factory_and_policy)
+        self.index = index
         self._board = setup.board
         self._version = -1
         self.rollout = make_rollout(factory, policy, setup.run_seed, setup.num_envs)
-        Finalize(None, self.rollout.close, exitpriority=0)  # simulators may hold more than memory
+        self.rollout.vitals = setup.monitor.pulse.of(index)
+        self.close = Finalize(None, self.rollout.close, exitpriority=0)  # simulators may hold more than memory
         self.enter(State.WAITING_FOR_WEIGHTS)
 
     def refresh(self) -> None:
@@ -65,6 +88,7 @@ class Worker:
         self.enter(State.BUSY)
         self.refresh()
         segment = next(self.rollout.episodes(in_order([number])))
+        self.rollout.vitals.begin(NO_EPISODE)
         self.enter(State.WAITING_FOR_WEIGHTS)
         return segment
 

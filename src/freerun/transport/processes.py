@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -96,6 +97,11 @@ def stop(processes: Iterable[multiprocessing.process.BaseProcess], grace_seconds
             process.kill()
     for process in running:
         process.join()
+
+
+def wait_for_any(processes: Iterable[multiprocessing.process.BaseProcess], seconds: float = 1.0) -> None:
+    """Until one has ended: its pipe may break a moment before."""
+    multiprocessing.connection.wait([process.sentinel for process in processes], seconds)
 
 
 def is_worker() -> bool:
