@@ -62,6 +62,8 @@ def workers_for(mode: str, num: int) -> int:
 def mode_options(mode: str, num_workers: int) -> Any:
     """The mode's own settings, with few environments where that is its to say."""
     kind = registry.MODES[mode].load_config()
+    if registry.MODES[mode].takes_turns:  # what sync has is for environments that are tensors
+        return kind()
     few = {"num_collectors": num_workers, "num_envs": 2 * num_workers, "collector_kind": "process"}
     few |= {"collection_batch_size": 16, "num_steps_per_env": 8}
     return kind(**{field.name: few[field.name] for field in dataclasses.fields(kind) if field.name in few})
