@@ -24,8 +24,7 @@ from gymnasium import spaces
 from freerun.algorithms.mbpo import MBPO, MBPOConfig
 from freerun.algorithms.replay import Steps
 from freerun.algorithms.sac import SAC, OffPolicy, SACConfig
-from freerun.capture import Acceleration
-from freerun.core import EnvSpec
+from freerun.core import Acceleration, EnvSpec
 
 HOPPER = EnvSpec(
     spaces.Box(-np.inf, np.inf, (11,), np.float32),

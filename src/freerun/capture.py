@@ -7,12 +7,13 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from freerun.core import Acceleration
+
 Function = TypeVar("Function", bound=Callable[..., Any])
-Acceleration = Literal["auto", "none", "graph", "compile"]
 WARM_UP_CALLS = 3
 """Libraries set themselves up during the first calls, which cannot be recorded. They count as steps all the same."""
 

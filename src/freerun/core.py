@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # workers do without torch
 Array = NDArray[Any]
 FloatArray = NDArray[np.float32]
 Metrics = dict[str, float]
+Acceleration = Literal["auto", "none", "graph", "compile"]
+"""On a GPU: whether steps that are done again and again are recorded as CUDA graphs, and their kernels fused before."""
 ActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
 
 
@@ -263,6 +265,9 @@ class Demand:
     steps: int = 0
     whole_episodes: bool = True
     """Where False, parts of episodes will do: what is missing of them comes with later demands."""
+    next_steps: int | None = None
+    """Steps of the next demand, where it is known to be another: so much may be collected ahead for each update of
+    allowed lag."""
 
     def __bool__(self) -> bool:
         return self.episodes > 0 or self.steps > 0
@@ -498,3 +503,5 @@ class CollectorSettings:
     on_nan: Literal["continue", "stop"] = "stop"
     report: Callable[[Incident], None] = _ignore
     """Called for every failure of a worker, from any thread."""
+    acceleration: Acceleration = "auto"
+    """On a GPU, of environments that are tensors: as that of the algorithm."""

@@ -102,6 +102,7 @@ class Pool:
             config.max_failures,
             config.on_nan or "stop",
             self.incidents,
+            config.algorithm.acceleration,
         )
         mode = lookup("mode", config.mode, MODES)
         if isinstance(self.factory, TensorEnvs):

@@ -18,8 +18,8 @@ from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.algorithms.networks import squash
 from freerun.algorithms.replay import Draw, Steps
 from freerun.algorithms.sac import SAC, Agent, Pace, SACConfig
-from freerun.capture import Acceleration, Repeated
-from freerun.core import EnvSpec, Segment, UserError
+from freerun.capture import Repeated
+from freerun.core import Acceleration, EnvSpec, Segment, UserError
 from freerun.experiment import run
 from freerun.registry import make_config
 

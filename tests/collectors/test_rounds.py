@@ -52,6 +52,13 @@ def test_without_lag_only_the_round_may_start() -> None:
     assert rounds.next() is None
 
 
+def test_lag_grants_what_the_next_update_needs_and_not_a_large_first_demand_again() -> None:
+    rounds = Rounds(max_lag=1, unit_steps=10)
+    rounds.open(Demand(steps=5000, next_steps=50))
+    assert len(finish(rounds)) == 505
+    assert len(taken(rounds)) == 500
+
+
 def test_with_lag_later_rounds_start_early_and_order_is_kept() -> None:
     rounds = Rounds(max_lag=1)
     rounds.open(Demand(episodes=2))

@@ -136,6 +136,13 @@ def test_batch_keeps_to_the_lag(max_lag: int, counting: str, run_dir: Path) -> N
     assert summary["dropped_steps"] == 0
 
 
+def test_the_steps_before_learning_starts_are_not_collected_twice(counting: str, run_dir: Path) -> None:
+    options = {**SMALL, **OFF_POLICY, "algo": "sac", "mode": "batch", "num_steps_per_env": 5, "max_lag": 1}
+    freerun.train(counting, **{**options, "learning_starts": 600}, total_steps=900, run_dir=run_dir)
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(600, 901, 30))
+
+
 def test_sync_is_the_same_each_time(counting: str, tmp_path: Path) -> None:
     options = {**SMALL, "mode": "sync", "num_steps_per_env": 4, "total_steps": 200}
     one, other = (freerun.train(counting, **options, run_dir=tmp_path / name).policy for name in "ab")

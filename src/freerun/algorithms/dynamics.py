@@ -17,8 +17,8 @@ from freerun.algorithms.networks import StackedMLP, share_one_buffer
 from freerun.algorithms.replay import Steps
 from freerun.algorithms.sac import SACConfig
 from freerun.algorithms.terminations import LEARNED, find
-from freerun.capture import Acceleration, Repeated, choose, fused
-from freerun.core import Metrics, UserError
+from freerun.capture import Repeated, choose, fused
+from freerun.core import Acceleration, Metrics, UserError
 
 WEIGHT_DECAY = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
 """Per layer, as in the paper's code; further layers take the last but one."""

@@ -21,8 +21,8 @@ from freerun.algorithms.networks import share_one_buffer
 from freerun.algorithms.replay import Draw, Replay, ReplayConfig, Steps
 from freerun.algorithms.sac import OffPolicy, Pace, SoftPolicy
 from freerun.algorithms.stage import Stage
-from freerun.capture import Acceleration, Repeated, choose
-from freerun.core import EnvSpec, Metrics, UserError
+from freerun.capture import Repeated, choose
+from freerun.core import Acceleration, EnvSpec, Metrics, UserError
 
 logger = logging.getLogger("freerun")
 

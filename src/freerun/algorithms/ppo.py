@@ -25,8 +25,8 @@ from freerun.algorithms.returns import (
     vtrace,
 )
 from freerun.algorithms.torch_actor import TorchActor, build
-from freerun.capture import Acceleration, Repeated
-from freerun.core import AnySegment, Demand, EnvSpec, Metrics, Policy, UserError, callable_name
+from freerun.capture import Repeated
+from freerun.core import Acceleration, AnySegment, Demand, EnvSpec, Metrics, Policy, UserError, callable_name
 
 DEFAULT_STEPS_PER_UPDATE = 2048
 ENTROPY_ROWS = 4096

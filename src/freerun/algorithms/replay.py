@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from freerun.capture import Acceleration, fused
-from freerun.core import UserError
+from freerun.capture import fused
+from freerun.core import Acceleration, UserError
 
 ReplayKind = Literal["uniform", "prioritised", "recency"]
 SMALLEST_PRIORITY = 1e-6

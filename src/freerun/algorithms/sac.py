@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from freerun.algorithms.actor import Activation, ActorSpec, MLPActor
 from freerun.algorithms.networks import StackedMLP, mlp, share_one_buffer, squash
 from freerun.algorithms.replay import Draw, Replay, ReplayConfig, Steps
-from freerun.capture import Acceleration, Repeated, choose, fused
-from freerun.core import AnySegment, Array, Demand, EnvSpec, Metrics, Segment, UserError
+from freerun.capture import Repeated, choose, fused
+from freerun.core import Acceleration, AnySegment, Array, Demand, EnvSpec, Metrics, Segment, UserError
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class OffPolicy:
     def demand(self) -> Demand:
         per_update = self.config.steps_per_update or self.config.default_steps_per_update
         missing = max(per_update - self._fresh_steps, self.config.learning_starts - self._real.size)
-        return Demand(steps=max(0, missing), whole_episodes=self._whole_episodes)
+        return Demand(steps=max(0, missing), whole_episodes=self._whole_episodes, next_steps=per_update)
 
     def observe(self, segments: Sequence[AnySegment]) -> None:
         for segment in segments:

@@ -41,6 +41,12 @@ def humanoid(next_obs: Tensor) -> Tensor:
     return ~((height > 1.0) & (height < 2.0))
 
 
+def rough_drone(next_obs: Tensor) -> Tensor:
+    """Too near to the ground beneath (the middle of the scan) or above the ceiling."""
+    beneath = next_obs[:, 13] if next_obs.shape[1] == 14 else next_obs[:, 25]
+    return ~((beneath >= 0.1) & (next_obs[:, 12] >= 0.0))
+
+
 # As Gymnasium's MuJoCo environments (v5) decide it; comparisons are written so that NaN ends an episode.
 KNOWN: dict[str, Termination] = {
     "never": never,
@@ -49,6 +55,7 @@ KNOWN: dict[str, Termination] = {
     "walker2d": walker2d,
     "ant": ant,
     "humanoid": humanoid,
+    "rough-drone": rough_drone,
 }
 LEARNED = "learned"
 

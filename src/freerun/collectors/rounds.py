@@ -55,17 +55,18 @@ class Rounds:
 
         Until the length of episodes is known, a demand in steps grants nothing ahead: it could be far too much.
         """
-        num_units = demand.episodes
+        num_units = units_ahead = demand.episodes
+        next_steps = demand.steps if demand.next_steps is None else demand.next_steps
         self._steps_ahead = None
         if demand.steps and self._unit_steps is not None:
-            num_units = math.ceil(demand.steps / self._unit_steps)
+            num_units, units_ahead = (math.ceil(steps / self._unit_steps) for steps in (demand.steps, next_steps))
         elif demand.steps:
             num_units = self._episodes_for(demand.steps)
-            self._steps_ahead = demand.steps * self._rounds_ahead
+            self._steps_ahead = next_steps * self._rounds_ahead
         self._end = self._first + num_units
         self._limit = max(self._limit, self._end)
         if self._steps_ahead is None:
-            self._limit = max(self._limit, self._end + num_units * self._rounds_ahead)
+            self._limit = max(self._limit, self._end + units_ahead * self._rounds_ahead)
 
     def _episodes_for(self, steps: int) -> int:
         """How many episodes to wait for now.

@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from freerun.capture import Acceleration, Repeated
-from freerun.core import EnvFailure, FloatArray, TensorActor, TensorEnv, TensorSegment
+from freerun.capture import Repeated, fused
+from freerun.core import Acceleration, EnvFailure, FloatArray, TensorActor, TensorEnv, TensorSegment
 
 
 class TensorRollout:
@@ -20,7 +20,7 @@ class TensorRollout:
     hundred times a step.
     """
 
-    def __init__(self, env: TensorEnv, actor: TensorActor, num_steps: int, acceleration: Acceleration = "graph"):
+    def __init__(self, env: TensorEnv, actor: TensorActor, num_steps: int, acceleration: Acceleration = "auto"):
         self.env = env
         self._actor = actor
         self._version = -1
@@ -49,7 +49,8 @@ class TensorRollout:
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
         self._obs = env.reset().clone()
         self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        chosen: Acceleration = acceleration if env.is_capturable else "none"
+        chosen = _choose(acceleration, env)
+        self._step = fused(env.step, chosen)
         self._run = Repeated(self._play, self._device, (actor.generator,), chosen)
 
     def load(self, weights: FloatArray, version: int) -> None:
@@ -78,7 +79,7 @@ class TensorRollout:
             record.obs[row].copy_(self._obs)
             record.action[row].copy_(action.reshape(record.action[row].shape))
             record.log_prob[row].copy_(log_prob)
-            obs, final_obs, reward, terminated, truncated = self.env.step(action)
+            obs, final_obs, reward, terminated, truncated = self._step(action)
             record.reward[row].copy_(reward)
             record.terminated[row].copy_(terminated)
             record.truncated[row].copy_(truncated)
@@ -94,3 +95,10 @@ class TensorRollout:
             self._return.masked_fill_(ended, 0.0)
             self._length.masked_fill_(ended, 0)
             self._obs.copy_(obs)
+
+
+def _choose(acceleration: Acceleration, env: TensorEnv) -> Acceleration:
+    """To fuse the simulator's kernels takes half a minute before the first step: only where it is asked for."""
+    if not env.is_capturable or env.device.type != "cuda":
+        return "none"
+    return "graph" if acceleration == "auto" else acceleration

@@ -72,7 +72,7 @@ class TensorCollector:
         self._tracks = settings.tracks
         self.simulator_log = SimulatorLog(envs)
         self._rollouts = [
-            TensorRollout(env, policy.on(env.device, settings.seed + place), num_steps)
+            TensorRollout(env, policy.on(env.device, settings.seed + place), num_steps, settings.acceleration)
             for place, env in enumerate(envs)
         ]
         self._unit_steps = num_steps * envs[0].num_envs
@@ -157,8 +157,9 @@ class TensorBatch(TensorCollector):
 
     def collect(self, demand: Demand) -> list[TensorSegment]:
         num_units = self._units(demand)
+        next_units = num_units if demand.next_steps is None else math.ceil(demand.next_steps / self._unit_steps)
         with self._changed:
-            ahead = self._queue_size if self._max_lag is None else num_units * self._max_lag
+            ahead = self._queue_size if self._max_lag is None else next_units * self._max_lag
             self._granted = max(self._granted, self._taken + num_units + ahead)
             self._changed.notify_all()
             # Of more than the queue holds, the loop asks again for the others.
