@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+ISAAC := build/isaac
+ISAAC_PYTHON ?= python3.12
 
-.PHONY: train train-mbpo test test-cyborg check format bench clean
+.PHONY: train train-mbpo test test-cyborg test-isaac check format bench clean
 
 # A defender of a network: it beats one that restores on sight within a minute.
 train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
@@ -26,6 +28,18 @@ test-cyborg: $(INSTALLED)
 	@$(BIN)/python -c "import paramiko, prettytable, yaml" || $(BIN)/pip install -q -c constraints.txt -e '.[cyborg]'
 	CYBORG_PATH="$(abspath $(CYBORG_PATH))" $(BIN)/python -m pytest tests/envs/test_cyborg.py
 
+# The adapter on the real Isaac Lab 3, on the CPU and without Isaac Sim: Python 3.12, 6 GB, minutes the first time.
+test-isaac: $(ISAAC)/.installed
+	ISAACSIM_ASSET_ROOT="$(abspath $(ISAAC))/assets" PYTHONPATH=src $(ISAAC)/bin/python -m pytest -W default -o timeout=1200 tests/isaac
+
+$(ISAAC)/.installed: tests/isaac/requirements.txt tests/isaac/make_assets.py
+	@$(ISAAC_PYTHON) -c "" 2>/dev/null || { echo "Isaac Lab 3 needs Python 3.12: make test-isaac ISAAC_PYTHON=<its path>"; exit 2; }
+	$(ISAAC_PYTHON) -m venv $(ISAAC)
+	$(ISAAC)/bin/pip install -q -r tests/isaac/requirements.txt
+	$(ISAAC)/bin/pip install -q --no-deps isaaclab==3.0.0
+	$(ISAAC)/bin/python tests/isaac/make_assets.py $(ISAAC)/assets
+	touch $@
+
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -43,6 +57,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/time_to_score.py
 	$(BIN)/python benchmarks/sample_efficiency.py
 	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/beside_rsl_rl.py
 	$(BIN)/python benchmarks/network_defence.py
 	$(BIN)/python benchmarks/cyber.py
 	$(BIN)/python benchmarks/cyber_learning.py

@@ -32,6 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(__version__)
         return 0
+    exit_code = _run(words)
+    if launcher := sys.modules.get("freerun.envs.isaac_launch"):
+        launcher.stop(exit_code)
+    return exit_code
+
+
+def _run(words: list[str]) -> int:
     try:
         if words[0] not in COMMANDS:
             raise UserError(f"there is no command {words[0]!r}: use {', '.join(COMMANDS)}")
@@ -67,10 +74,33 @@ class _First:
     mode: str | None = None
     config: Path | None = None
     preset: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    task: str | None = None
+
+
+@dataclass(frozen=True)
+class _Simulator:
+    """What must be known before anything is imported."""
+
+    task: str | None = None
+    device: str = "cpu"
+    headless: bool = True
+
+
+def _start_simulator(words: list[str]) -> str | None:
+    """Isaac Sim comes first, if it is to come at all; what was named as --task, or as ENV if that is a simulator's."""
+    from freerun.envs.isaac_launch import is_isaac_task, start_app
+    from freerun.envs.tensors import is_only_tensors
+
+    simulator, _ = tyro.cli(_Simulator, args=words, return_unknown_args=True, add_help=False)
+    task = simulator.task or next(filter(is_only_tensors, words), None)
+    if is_isaac_task(task):
+        start_app(simulator.device, simulator.headless)
+    return task
 
 
 def train(words: list[str]) -> int:
     """Train an agent on an environment."""
+    task = _start_simulator(words)
     from freerun import experiment, registry
     from freerun.presets import settings_of
 
@@ -84,6 +114,8 @@ def train(words: list[str]) -> int:
         options = read_json(first.config)
     options.update(settings_of(first.preset))
     options.update({name: value for name in ("algo", "mode") if (value := getattr(first, name)) is not None})
+    if task is not None:
+        options["env"] = task
     config_class = registry.config_class(options)
     for word in rest:
         if word.startswith("--"):

@@ -79,7 +79,8 @@ class CyberConfig:
 @dataclass(frozen=True)
 class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]]
-    """A Gymnasium id (CartPole-v1, freerun/Straggler-v0, …) or your own as module:callable."""
+    """A Gymnasium id (CartPole-v1, freerun/Straggler-v0, …), your own as module:callable, a task of Isaac Lab
+    (Isaac-…), or RSL-RL's as rsl-rl:module:callable; --task ENV says the same."""
     algorithm: tyro.conf.OmitArgPrefixes[AlgorithmConfig]
     collector: tyro.conf.OmitArgPrefixes[ModeConfig]
     cyber: tyro.conf.OmitArgPrefixes[CyberConfig] = field(default_factory=CyberConfig)
@@ -117,6 +118,8 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """Torch threads of the learner; workers need the other cores."""
     env_args: dict[str, EnvArg] = field(default_factory=dict)
     """Arguments for the environment, as names and values: --env-args mean_seconds 0.005 kind busy."""
+    headless: bool = True
+    """For Isaac Lab: without a window."""
     max_episode_steps: int | None = None
     """Truncate episodes here (for environments without a time limit of their own)."""
     eval_every: int | None = None

@@ -28,11 +28,13 @@ from freerun.core import (
     MetricSink,
     Policy,
     Renewable,
+    TensorEnv,
     UserError,
 )
 from freerun.envs import CYBER_ENVS
 from freerun.envs.gymnasium import EnvName, GymnasiumFactory
-from freerun.envs.tensors import TensorEnvs, find_builder
+from freerun.envs.isaac_launch import is_isaac_task, resolve
+from freerun.envs.tensors import TensorEnvs, find_builder, give, is_only_tensors
 from freerun.envs.workflow import DEFAULT_COMPLIANCE_WEIGHT, SEPARATOR, WorkflowEnv
 from freerun.persistence.incidents import IncidentFile
 from freerun.persistence.run_folder import RunFolder
@@ -206,13 +208,20 @@ def _make_envs(config: TrainConfig[Any, Any]) -> GymnasiumFactory | TensorEnvs:
         raise UserError(
             "--max-episode-steps is not for environments that are tensors: they have a time limit of their own"
         )
+    env_args: dict[str, Any] = dict(config.env_args)
+    if is_isaac_task(config.env):
+        env_args["headless"] = config.headless
     num_envs = config.collector.num_envs
-    return TensorEnvs(config.env, num_envs, config.num_workers or 1, config.device, config.seed, config.env_args)
+    return TensorEnvs(config.env, num_envs, config.num_workers or 1, config.device, config.seed, env_args)
 
 
 def _is_tensors(config: TrainConfig[Any, Any]) -> bool:
     """Whether the environment is stepped as tensors: if it can be, and the mode can do it."""
-    return find_builder(config.env) is not None and lookup("mode", config.mode, MODES).for_tensors is not None
+    can_be = lookup("mode", config.mode, MODES).for_tensors is not None
+    if is_only_tensors(config.env) and not can_be:
+        able = [name for name, mode in MODES.items() if mode.for_tensors is not None]
+        raise UserError(f"{config.env} is stepped as tensors, which --mode {config.mode} cannot: use {', '.join(able)}")
+    return can_be and find_builder(config.env) is not None
 
 
 def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
@@ -278,6 +287,8 @@ def _figures(ledger: Ledger, counts: Counts, incidents: Mapping[str, int], wall_
 def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     """Fill in what was left open, so that config.json says everything."""
     changes: dict[str, Any] = {}
+    if is_isaac_task(config.env):
+        config = dataclasses.replace(config, env=resolve(config.env))
     if config.total_steps is None and config.total_episodes is None:
         changes["total_steps"] = DEFAULT_TOTAL_STEPS
     if _is_tensors(config):
@@ -359,8 +370,14 @@ def _display(config: TrainConfig[Any, Any], env: str, budget: Budget, collector:
 
 
 def train_from_python(
-    env: str | Callable[..., gymnasium.Env[Any, Any]], *, preset: str | Sequence[str] = (), **settings: Any
+    env: str | Callable[..., gymnasium.Env[Any, Any]] | TensorEnv, *, preset: str | Sequence[str] = (), **settings: Any
 ) -> Result:
-    """Train an agent: `train("CartPole-v1", total_steps=50_000, mode="pipes")`. Settings are the flags' names."""
+    """Train an agent: `train("CartPole-v1", total_steps=50_000, mode="pipes")`. Settings are the flags' names.
+
+    The environment may also be a `core.TensorEnv` or an RSL-RL VecEnv that is there already; it is closed at the end.
+    """
+    if hasattr(env, "num_envs") and hasattr(env, "device"):
+        settings = {"num_envs": env.num_envs, "device": str(env.device), **settings}
+        env = give(env)
     names = [preset] if isinstance(preset, str) else preset
     return run(make_config({**settings_of(names), "env": env, **settings}))

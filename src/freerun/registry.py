@@ -14,6 +14,7 @@ import typeguard
 
 from freerun.config import CyberConfig, TrainConfig
 from freerun.core import UserError, callable_name
+from freerun.envs.tensors import is_only_tensors
 from freerun.telemetry.tracking import TrackingConfig
 
 
@@ -116,6 +117,8 @@ TRACKERS = {
         "freerun.telemetry.prometheus:Prometheus", "an endpoint /metrics, for those who watch a cluster"
     ),
 }
+MODE_FOR_TENSORS = "batch"
+"""The default for environments that the usual one cannot step."""
 ALIASES = {"v1": "continuous", "v2": "batch"}
 """Other names of modes; config.json records the real one."""
 PARTS = ("algorithm", "collector", "cyber", "tracking")
@@ -157,7 +160,8 @@ def config_class(options: Mapping[str, Any]) -> Any:
 
 
 def _mode_name(options: Mapping[str, Any]) -> str:
-    name = str(options.get("mode", TrainConfig.mode))
+    default = MODE_FOR_TENSORS if is_only_tensors(options.get("env")) else TrainConfig.mode
+    name = str(options.get("mode", default))
     return ALIASES.get(name, name)
 
 

@@ -22,7 +22,13 @@ BUILT_IN = {
 }
 VECTORISED = {"freerun/NetworkDefence-v0": "freerun.envs.network_defence:NetworkDefenceVector"}
 """Environments of which many are stepped in one call, as a `core.VectorEnv`."""
-TENSOR_ENVS = {"freerun/RoughDrone-v0": "freerun.envs.drone_sim:build"}
+TENSOR_ENVS = {
+    "freerun/RoughDrone-v0": "freerun.envs.drone_sim:build",
+    "Isaac-": "freerun.envs.isaac_lab:make",
+    "isaac:": "freerun.envs.isaac_lab:make",
+    "rsl-rl:": "freerun.envs.rsl_rl:make",
+    "object:": "freerun.envs.tensors:take",
+}
 """Environments that are tensors in the modes for that: by name, or all whose names begin so (with "-" or ":" at the
 end), and what builds one, given the name, num_envs, device, seed and --env-args."""
 CYBER_ENVS = ("freerun/NetworkDefence-v0", "cyborg/CAGE2-v0")
@@ -30,6 +36,8 @@ CYBER_ENVS = ("freerun/NetworkDefence-v0", "cyborg/CAGE2-v0")
 OTHERS = {
     "any Gymnasium id": "CartPole-v1, LunarLander-v3 (freerun[box2d]), HalfCheetah-v5 (freerun[mujoco]), …",
     "module:callable": "your own: a class or function that returns a gymnasium.Env",
+    "Isaac-…, isaac:…": "a task of Isaac Lab 2 or 3, where it is installed (docs/isaac.md)",
+    "rsl-rl:module:callable": "your own: a function that returns an RSL-RL VecEnv (freerun[rsl-rl])",
 }
 
 for _name, (_entry_point, _) in BUILT_IN.items():

@@ -1,0 +1,396 @@
+"""The Isaac Lab adapter, on a stand-in with the same surface and the same traps. `make test-isaac` takes the real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import freerun
+from freerun.cli import main
+from freerun.core import TensorStep, UserError
+from freerun.envs import isaac_launch
+from freerun.envs.isaac_lab import IsaacLabEnv, make
+
+FAKE = Path(__file__).parents[1] / "fake_isaac"
+TASK = "Isaac-Counting-Direct-v0"
+Make = Callable[..., IsaacLabEnv]
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("isaaclab", "isaaclab_tasks", "own_tasks")]:
+        del sys.modules[name]
+    for name in [name for name in gymnasium.registry if name.startswith(("Isaac-", "Own-"))]:
+        del gymnasium.registry[name]
+
+
+@pytest.fixture(params=[2, 3])
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def fake(version: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A process in which Isaac Lab was never imported, with the stand-in to be found."""
+    monkeypatch.setenv("FAKE_ISAAC_VERSION", str(version))
+    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.setattr(isaac_launch, "_simulation", None)
+    monkeypatch.setattr(isaac_launch, "_app", None)
+    forget()
+    yield version
+    forget()
+
+
+@pytest.fixture
+def make_env(fake: int) -> Iterator[Make]:
+    made: list[IsaacLabEnv] = []
+
+    def build(**settings: Any) -> IsaacLabEnv:
+        made.append(make(TASK, settings.pop("num_envs", 4), "cpu", 0, **settings))
+        return made[-1]
+
+    yield build
+    for env in made:
+        env.close()
+
+
+def play(env: IsaacLabEnv, num_steps: int) -> list[TensorStep]:
+    env.reset()
+    return [env.step(torch.zeros(env.num_envs, 2)) for _ in range(num_steps)]
+
+
+# ---------------------------------------------------------------------------------------------- steps
+
+
+def test_a_step_is_true_to_the_simulator(make_env: Make) -> None:
+    env = make_env()
+    assert env.reset().tolist() == [[row, 0, 0] for row in range(4)]
+    counts, episodes = [0] * 4, [0] * 4
+    for step in play(env, 12):
+        for row in range(4):
+            counts[row] += 1
+            assert step.reward[row] == counts[row]
+            ended = counts[row] == 2 + row
+            assert bool(step.terminated[row]) == (ended and row % 2 == 0)
+            assert bool(step.truncated[row]) == (ended and row % 2 == 1)
+            if env.spec.reports_final_obs or not ended:
+                assert step.final_obs[row].tolist() == [row, episodes[row], counts[row]]
+            if ended:
+                counts[row], episodes[row] = 0, episodes[row] + 1
+            assert step.obs[row].tolist() == [row, episodes[row], counts[row]]
+
+
+def test_version_2_says_that_it_hides_final_observations(make_env: Make, version: int) -> None:
+    assert make_env().spec.reports_final_obs == (version == 3)
+
+
+def test_the_next_step_leaves_the_tensors_of_the_last_alone(make_env: Make) -> None:
+    env = make_env()
+    env.reset()
+    for _ in range(6):
+        step = env.step(torch.zeros(4, 2))
+        before = [part.clone() for part in step]
+        env.step(torch.zeros(4, 2))
+        assert all(torch.equal(part, kept) for part, kept in zip(step, before, strict=True))
+
+
+@pytest.mark.parametrize("version", [3])
+def test_an_observation_buffer_that_is_used_again_is_noticed(make_env: Make) -> None:
+    with pytest.raises(RuntimeError, match="compute_final_obs False"):
+        play(make_env(reuses_obs=True), 2)
+
+
+@pytest.mark.parametrize("version", [3])
+def test_final_observations_can_be_given_up(make_env: Make) -> None:
+    env = make_env(reuses_obs=True, compute_final_obs=False)
+    play(env, 4)
+    assert not env.spec.reports_final_obs
+
+
+def test_where_the_horizon_is_finite_a_time_out_is_an_end(make_env: Make) -> None:
+    for step in play(make_env(is_finite_horizon=True), 6):
+        assert not step.truncated.any()
+        assert torch.equal(step.terminated, step.obs[:, 2] == 0)
+
+
+def test_the_log_is_averaged_and_never_read_twice(make_env: Make) -> None:
+    env = make_env()
+    play(env, 1)
+    assert env.metrics() == {}  # nothing has ended
+    env.step(torch.zeros(4, 2))  # row 0 ends after 2 steps
+    assert env.metrics() == {"Metrics/length": 2.0, "Episode/ended": 1.0}
+    assert env.metrics() == {}
+    env.step(torch.zeros(4, 2))  # row 1 after 3
+    env.step(torch.zeros(4, 2))  # rows 0 and 2 after 2 and 4
+    assert env.metrics() == {"Metrics/length": 3.0, "Episode/ended": 1.5}
+    for _ in range(2):
+        env.step(torch.zeros(4, 2))
+    assert env.metrics() == {"Metrics/length": pytest.approx((5 + (2 + 3) / 2) / 2), "Episode/ended": 1.5}
+
+
+# ---------------------------------------------------------------------------------------------- spaces
+
+
+def test_actions_without_limits_can_be_given_some(make_env: Make) -> None:
+    env = make_env(clip_actions=0.5)
+    assert isinstance(env.spec.action_space, spaces.Box)
+    assert env.spec.action_space.high.tolist() == [0.5, 0.5]
+    env.reset()
+    env.step(torch.tensor([[3.0, -3.0]] * 4))
+    assert env._sim.last_action.tolist() == [[0.5, -0.5]] * 4
+
+
+def test_actions_have_no_limits_of_their_own(make_env: Make) -> None:
+    env = make_env()
+    assert not env.spec.action_space.is_bounded()  # type: ignore[union-attr]
+    env.reset()
+    env.step(torch.full((4, 2), 3.0))
+    assert env._sim.last_action.tolist() == [[3.0, 3.0]] * 4
+
+
+def test_one_choice_has_isaac_labs_shape(make_env: Make) -> None:
+    env = make_env(actions=spaces.Discrete(3))
+    env.reset()
+    env.step(torch.tensor([0, 1, 2, 0]))
+    assert env._sim.last_action.tolist() == [[0], [1], [2], [0]]
+
+
+def test_the_critics_observations_are_left_alone_and_this_is_said(
+    make_env: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = make_env(has_critic=True)
+    assert env.reset().shape == (4, 3)
+    assert env.spec.observation_space.shape == (3,)
+    assert '"critic" observations are not used' in capsys.readouterr().err
+
+
+def test_separate_terms_are_refused_with_the_setting_that_joins_them(make_env: Make) -> None:
+    with pytest.raises(UserError, match=r"position, velocity.*concatenate_terms True"):
+        make_env(separate_terms=True)
+
+
+def test_actions_of_other_kinds_are_refused(make_env: Make) -> None:
+    with pytest.raises(UserError, match="Box, Discrete or MultiDiscrete"):
+        make_env(actions=spaces.Dict({"a": spaces.Box(-1, 1, (1,), np.float32)}))
+
+
+# ---------------------------------------------------------------------------------------------- settings and bad input
+
+
+def test_settings_are_fields_of_the_tasks_config(make_env: Make) -> None:
+    env = make_env(num_envs=7, **{"sim.dt": 0.5})
+    sim = env._sim
+    assert (sim.num_envs, sim.cfg.sim.dt, sim.cfg.seed, sim.cfg.sim.device) == (7, 0.5, 0, "cpu")
+
+
+def test_an_unknown_setting_is_refused(make_env: Make) -> None:
+    with pytest.raises(UserError, match=r"--env-args sim\.dtt.*no such field"):
+        make_env(**{"sim.dtt": 0.5})
+
+
+def test_an_unknown_task_lists_close_ones(fake: int) -> None:
+    with pytest.raises(UserError, match=r"did you mean .*Isaac-Counting-Direct-v0.*"):
+        isaac_launch.launch("Isaac-Countin-Direct-v0", 4, "cpu")
+
+
+def test_a_task_that_freerun_has_itself_is_named(fake: int) -> None:
+    with pytest.raises(UserError, match="freerun/RoughDrone-v0"):
+        isaac_launch.launch("Isaac-Exploration-Rough-Drone-v0", 4, "cpu")
+
+
+def test_a_task_of_a_module_of_your_own(fake: int) -> None:
+    env = make("isaac:Own-v0", 4, "cpu", 0, tasks="own_tasks")
+    assert env.reset().shape == (4, 3)
+    env.close()
+
+
+def test_one_simulation_per_process(make_env: Make) -> None:
+    make_env()
+    with pytest.raises(UserError, match="one task per process"):
+        isaac_launch.launch("Isaac-Counting-Flat-v0", 4, "cpu")
+    with pytest.raises(UserError, match="once per process"):
+        make_env()
+
+
+@pytest.mark.parametrize("version", [3])
+def test_what_isaac_lab_lacks_is_told_in_its_own_words(fake: int) -> None:
+    with pytest.raises(UserError, match=r"pip install isaaclab\[isaacsim\]"):
+        isaac_launch.launch("Isaac-PhysX-Only-v0", 4, "cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_before_the_simulator_starts(fake: int) -> None:
+    with pytest.raises(UserError, match=r"--device cuda:0 needs a GPU, and there is none"):
+        isaac_launch.launch(TASK, 4, "cuda:0")
+    assert "isaaclab" not in sys.modules
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:-1"])
+def test_no_such_device(device: str) -> None:
+    with pytest.raises(UserError, match="there is no device"):
+        isaac_launch.check_device(device)
+
+
+# ---------------------------------------------------------------------------------------------- without Isaac Lab
+
+
+@pytest.mark.skipif(isaac_launch.is_installed(), reason="Isaac Lab is installed")
+def test_without_isaac_lab_the_drone_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert isaac_launch.resolve("Isaac-Exploration-Rough-Drone-v0") == "freerun/RoughDrone-v0"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(isaac_launch.is_installed(), reason="Isaac Lab is installed")
+def test_without_isaac_lab_other_tasks_name_what_to_install() -> None:
+    with pytest.raises(UserError, match="pip install isaaclab"):
+        isaac_launch.resolve("Isaac-Cartpole-Direct")
+    with pytest.raises(UserError, match="pip install isaaclab"):
+        isaac_launch.launch("Isaac-Cartpole-Direct", 4, "cpu")
+
+
+# ---------------------------------------------------------------------------------------------- its own process
+
+
+def python(version: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """A Python in which that version of Isaac Lab is installed."""
+    path = os.pathsep.join([str(FAKE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "FAKE_ISAAC_VERSION": str(version)},
+        timeout=100,
+        check=False,
+    )
+
+
+def in_a_process(version: int, code: str) -> subprocess.CompletedProcess[str]:
+    return python(version, "-c", code, "--task", TASK)
+
+
+def test_the_app_comes_before_torch_and_does_not_see_the_command_line(version: int) -> None:
+    code = (
+        "import sys; from freerun.envs import isaac_launch\n"
+        f"isaac_launch.launch({TASK!r}, 4, 'cpu', headless=False)\n"
+        "import isaaclab; print(*isaaclab.EVENTS); print(sys.argv[1:])"
+    )
+    run = in_a_process(version, code)
+    assert run.stdout.splitlines()[:2] == [
+        "launched [('device', 'cpu'), ('headless', False)]; torch False; arguments []",
+        str(["--task", TASK]),
+    ], run.stderr
+
+
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_the_simulator_ends_last_and_keeps_the_exit_code(version: int, exit_code: int) -> None:
+    code = (
+        "import sys; from freerun.envs import isaac_launch\n"
+        f"isaac_launch.launch({TASK!r}, 4, 'cpu')\n"
+        f"print('trained'); isaac_launch.stop({exit_code}); sys.exit({exit_code})"
+    )
+    run = in_a_process(version, code)
+    assert run.returncode == exit_code
+    closed = {2: ["app closed"] if exit_code == 0 else [], 3: [f"closed with {exit_code}"]}[version]
+    assert run.stdout.splitlines() == ["trained", *closed]
+
+
+def test_a_program_that_forgets_it_still_closes_the_simulator(version: int) -> None:
+    run = in_a_process(version, f"from freerun.envs import isaac_launch; isaac_launch.launch({TASK!r}, 4, 'cpu')")
+    assert run.returncode == 0
+    assert "closed" in run.stdout
+
+
+# ---------------------------------------------------------------------------------------------- the command line
+
+FEW = ["--num-envs", "4", "--total-steps", "96", "--steps-per-update", "32", "--minibatch-size", "16"]
+
+
+def records(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def chosen(run_dir: Path) -> tuple[str, str]:
+    config = json.loads((run_dir / "config.json").read_text())
+    return config["env"], config["mode"]
+
+
+@pytest.mark.parametrize("version", [3])
+@pytest.mark.parametrize("mode", [None, "sync", "v1", "v2"])
+def test_a_task_is_trained(fake: int, mode: str | None, run_dir: Path) -> None:
+    words = [] if mode is None else ["--mode", mode]
+    words += ["--collection-batch-size" if mode == "v1" else "--num-steps-per-env", "8"]
+    assert main(["train", "--task", TASK, "--headless", *words, *FEW, "--run-dir", str(run_dir), "-q"]) == 0
+    assert records(run_dir)[-1]["step"] >= 96
+    assert records(run_dir)[-1]["Metrics/length"] > 1
+    assert chosen(run_dir) == (TASK, {None: "batch", "v1": "continuous", "v2": "batch"}.get(mode, mode))
+
+
+def test_the_command_starts_the_app_before_torch(version: int, run_dir: Path) -> None:
+    code = "import sys, freerun.cli, isaaclab; sys.exit(freerun.cli.main() or print(*isaaclab.EVENTS))"
+    run = python(version, "-c", code, "train", TASK, "--headless", *FEW, "--run-dir", str(run_dir), "-q")
+    assert run.returncode == 0, run.stderr
+    assert chosen(run_dir) == (TASK, "batch")
+    assert "closed" in run.stdout
+    assert f"torch {version == 3}" in run.stdout.splitlines()[-1]  # version 3 does not mind
+
+
+@pytest.mark.parametrize("version", [2])
+def test_a_simulator_that_fails_ends_the_run_with_its_own_words_and_a_policy(version: int, run_dir: Path) -> None:
+    words = [TASK, *FEW, "--total-steps", "100000", "--env-args", "fails_at", "100", "--run-dir", str(run_dir)]
+    run = python(version, "-m", "freerun", "train", *words)
+    assert run.returncode == 1
+    assert "the physics engine has blown up" in run.stderr
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["outcome"] == "failed"
+    assert summary["updates"] >= 1
+    policy = freerun.load_policy(run_dir)
+    assert policy.act(np.zeros((1, 3), np.float32), None).action.shape == (1, 2)
+
+
+@pytest.mark.parametrize("version", [3])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--task", "Isaac-Countin-Direct-v0"], "did you mean Isaac-Counting-Direct-v0"),
+        (["--task", TASK, "--mode", "pipes"], "use sync, continuous, batch"),
+        (["--task", TASK, "--algo", "sac"], "bounded Box"),
+        (["--task", TASK, "--env-args", "speed", "3"], "no such field"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(
+    fake: int, words: list[str], expected: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words, "--run-dir", str(run_dir)]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("version", [3])
+def test_no_gpu(fake: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--task", TASK, "--device", "cuda:0"]) == 2
+    assert "--device cuda:0 needs a GPU, and there is none" in capsys.readouterr().err
+    assert "isaaclab" not in sys.modules
+
+
+@pytest.mark.skipif(isaac_launch.is_installed(), reason="Isaac Lab is installed")
+def test_the_drone_stands_in(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = "Isaac-Exploration-Rough-Drone-v0"
+    assert main(["train", "--task", task, "--headless", *FEW, "--run-dir", str(run_dir), "-q"]) == 0
+    assert capsys.readouterr().err == f"Isaac Lab is not installed: {task} is simulated by freerun/RoughDrone-v0\n"
+    assert chosen(run_dir) == ("freerun/RoughDrone-v0", "batch")
+
+
+@pytest.mark.skipif(isaac_launch.is_installed(), reason="Isaac Lab is installed")
+def test_a_missing_isaac_lab(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--task", "Isaac-Cartpole-Direct", "--run-dir", str(run_dir)]) == 2
+    assert "pip install isaaclab" in capsys.readouterr().err
