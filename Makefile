@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 ISAAC := build/isaac
 ISAAC_PYTHON ?= python3.12
 
-.PHONY: train train-mbpo test test-cyborg test-isaac check format bench clean
+.PHONY: train train-mbpo test chaos test-cyborg test-isaac check format bench clean
 
 # A defender of a network: it beats one that restores on sight within a minute.
 train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
@@ -20,6 +20,12 @@ train-mbpo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# What a run survives, the long way; `make test` has the short one.
+chaos: $(INSTALLED)
+	$(BIN)/python scripts/chaos_resume.py --kills 50
+	$(BIN)/python scripts/chaos_resume.py --kills 20 --algo sac --total-steps 20000
+	$(BIN)/python scripts/chaos_disk.py
 
 # The tests of the CybORG adapter, on your copy of the real one too.
 test-cyborg: $(INSTALLED)

@@ -22,7 +22,7 @@ import gymnasium
 import torch
 import tyro
 
-from freerun.core import Metrics
+from freerun.core import Metrics, Start
 from freerun.experiment import Pool, complete, make_factory
 from freerun.registry import ALGORITHMS, MODES, make_config
 from freerun.telemetry.budget import Budget
@@ -121,7 +121,7 @@ def measure(options: Options, mode: str, total_episodes: int, training: bool) ->
         algorithm = Onlooker(algorithm)
     torch.set_num_threads(1)
     began = time.perf_counter()
-    collector = pool.collector(config, algorithm, 0)
+    collector = pool.collector(config, algorithm, Start())
     samples: list[tuple[float, int]] = []
     done = threading.Event()
 

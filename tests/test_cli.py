@@ -135,9 +135,9 @@ def test_config_file_with_a_wrong_key_or_no_json(capsys: pytest.CaptureFixture[s
 def test_a_run_folder_is_never_overwritten(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
     words = ["train", "toy_envs:OneBit", "--mode", "sequential", "--run-dir", str(run_dir), *QUICK]
     assert main(words) == 0
-    before = {path: path.read_bytes() for path in run_dir.iterdir()}
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert "already holds a run" in complaint(capsys, *words)
-    assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
 def test_a_refused_run_leaves_no_folder(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:

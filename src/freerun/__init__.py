@@ -3,7 +3,7 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Result", "load_policy", "train"]
+__all__ = ["Result", "load_policy", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -12,6 +12,10 @@ def __getattr__(name: str) -> Any:
         from freerun.experiment import train_from_python
 
         return train_from_python
+    if name == "resume":
+        from freerun.experiment import resume_from_python
+
+        return resume_from_python
     if name == "Result":
         from freerun.experiment import Result
 

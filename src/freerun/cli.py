@@ -73,6 +73,7 @@ class _First:
     algo: str | None = None
     mode: str | None = None
     config: Path | None = None
+    resume: Path | None = None
     preset: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     task: str | None = None
 
@@ -108,8 +109,19 @@ def train(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     first, rest = tyro.cli(_First, args=words, return_unknown_args=True, add_help=False)
     options: dict[str, Any] = {}
-    if first.config is not None:
-        from freerun.persistence.run_folder import read_json
+    resumed = None
+    if first.resume is not None:
+        from freerun import resuming, series
+
+        if first.config or first.preset:
+            raise UserError("--resume goes on with a run's own settings: leave --config and --preset out")
+        if series.is_series(first.resume):
+            options = series.resumed_config(first.resume)
+        else:
+            resumed = resuming.newest(first.resume)
+            options = resuming.settings_of(resumed, first.resume, first.mode)
+    elif first.config is not None:
+        from freerun.persistence.files import read_json
 
         options = read_json(first.config)
     options.update(settings_of(first.preset))
@@ -129,12 +141,13 @@ def train(words: list[str]) -> int:
         args=rest,
         prog="freerun train",
         description="Train an agent. --config FILE starts from the config.json of another run, --preset NAME from "
-        "settings that go together (`freerun list` names them); flags override both.",
+        "settings that go together (`freerun list` names them); flags override both. --resume RUN_DIR goes on with a "
+        "run that was stopped or killed, from its newest checkpoint that is whole.",
         default=default,
     )
-    if len(config.cyber.orders()) > 1:
+    if len(config.cyber.orders()) > 1 or (first.resume is not None and resumed is None):
         return _train_workflows(config)
-    result = experiment.run(config)
+    result = experiment.run(config, resumed=resumed)
     summary = result.summary
     print(
         f"{summary['outcome'].capitalize()}: {summary['env_steps']:,} steps, "
@@ -145,7 +158,9 @@ def train(words: list[str]) -> int:
     )
     if not config.quiet:
         _print_timeline(result.run_dir, summary["advice"])
-    return INTERRUPTED if summary["outcome"] == "interrupted" else 0
+    if not result.is_kept:
+        print("freerun: not everything could be written to the run folder, see above", file=sys.stderr)
+    return INTERRUPTED if summary["outcome"] == "interrupted" else 0 if result.is_kept else 1
 
 
 def _print_timeline(run_dir: Path, advice: str | None) -> None:
@@ -178,7 +193,9 @@ def _train_workflows(config: Any) -> int:
 @dataclass(frozen=True)
 class _Eval:
     run_dir: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN_DIR")]]
-    """Folder of a finished run."""
+    """Folder of a run, or of one of its checkpoints."""
+    checkpoint: str | None = None
+    """Of a run folder: best, newest, or the name of one (if not given: the policy that the run ended with)."""
     episodes: int = 10
     """How many episodes."""
     render: Path | None = None
@@ -197,9 +214,11 @@ def evaluate(words: list[str]) -> int:
     from freerun import evaluation
 
     if options.compare:
-        _print_comparison(evaluation.compare(options.run_dir, options.episodes, options.seed))
+        _print_comparison(evaluation.compare(options.run_dir, options.episodes, options.seed, options.checkpoint))
         return 0
-    result = evaluation.evaluate(options.run_dir, options.episodes, options.seed, not options.sample, options.render)
+    result = evaluation.evaluate(
+        options.run_dir, options.episodes, options.seed, not options.sample, options.render, options.checkpoint
+    )
     print(result)
     for path in result.pictures:
         print(path)

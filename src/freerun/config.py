@@ -9,6 +9,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import tyro
 
 from freerun.core import Demand, UserError
+from freerun.persistence.keeper import Interval
 from freerun.telemetry.tracking import TrackingConfig
 
 AlgorithmConfig = TypeVar("AlgorithmConfig")
@@ -129,6 +130,11 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """Episodes of such a trial."""
     run_dir: Path | None = None
     """Folder for config, metrics, summary and policy (a new one under runs/ if not given)."""
+    checkpoint_every: str = "60s"
+    """Keep everything that it takes to resume: a time (60s, 10m, 1h), steps (5000, 50k, 1M) or never. A run that ends
+    or is interrupted is kept in any case."""
+    keep_checkpoints: int = 3
+    """How many of the last checkpoints are kept, beside the best one."""
     display: Literal["auto", "live", "lines", "classic", "rsl-rl"] = "auto"
     """What is shown while a run goes on: a live display, log lines, the lines of the original system, or RSL-RL's block
     (auto: live in a terminal, else lines)."""
@@ -144,6 +150,7 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
             "learner_threads",
             "eval_every",
             "eval_episodes",
+            "keep_checkpoints",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -154,6 +161,7 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
             raise UserError(f"--step-timeout must be more than 0 seconds, not {self.step_timeout}")
         if self.max_failures < 0:
             raise UserError(f"--max-failures must be 0 or more, not {self.max_failures}")
+        Interval.read(self.checkpoint_every)
         if self.seed < 0:
             raise UserError(f"--seed must be 0 or more, not {self.seed}")
         if self.deterministic and self.max_lag:

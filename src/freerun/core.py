@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -331,6 +331,33 @@ class Policy(Protocol):
         ...
 
 
+class Ring:
+    """Rows in the order they came, of which the last `capacity` are there: as part of a state, only new ones are kept.
+
+    `columns` are arrays or tensors [capacity, ...] in which row n lies at n % capacity.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], total: int):
+        self.columns = columns
+        self.total = total
+        """Rows that ever came."""
+        self.capacity = len(next(iter(columns.values())))
+
+    @property
+    def first(self) -> int:
+        """The oldest row that is there."""
+        return max(0, self.total - self.capacity)
+
+    def pieces(self, first: int | None = None, stop: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Rows from `first` to `stop`, oldest first, as the number of a piece's first row and its columns."""
+        first, stop = self.first if first is None else first, self.total if stop is None else stop
+        while first < stop:
+            place = first % self.capacity
+            num_rows = min(stop - first, self.capacity - place)
+            yield first, {name: column[place : place + num_rows] for name, column in self.columns.items()}
+            first += num_rows
+
+
 # ---------------------------------------------------------------------------------------------- the three roles
 
 
@@ -391,6 +418,19 @@ class Counts:
     """Time that workers spent on delivered episodes, summed over workers."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where collecting begins: with the first episode, or where an earlier run or training has left off."""
+
+    episode: int = 0
+    counts: Counts = field(default_factory=Counts)
+    """The books so far, with nothing in flight."""
+    last_round: tuple[int, int] = (0, 0)
+    """Steps and episodes of the last update: a demand in steps is estimated by them."""
+    lengths: tuple[int, ...] = ()
+    """Of the last episodes."""
+
+
 class State(IntEnum):
     """What a worker, the learner or a stage of it does at a moment."""
 
@@ -441,8 +481,8 @@ class Collector(Protocol):
 class Renewable(Collector, Protocol):
     """A mode whose workers can go on from one training to the next: those that hand over whole episodes."""
 
-    def renew(self, series: int) -> None:
-        """Begin another training: its episodes are numbered from series · 2^40 on."""
+    def renew(self, start: Start) -> None:
+        """Begin another training: its episodes are numbered from here on."""
         ...
 
 
@@ -505,3 +545,4 @@ class CollectorSettings:
     """Called for every failure of a worker, from any thread."""
     acceleration: Acceleration = "auto"
     """On a GPU, of environments that are tensors: as that of the algorithm."""
+    start: Start = field(default_factory=Start)

@@ -15,8 +15,10 @@ from freerun.core import Policy, UserError
 from freerun.envs import CYBER_ENVS, defenders
 from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
 from freerun.experiment import make_factory
-from freerun.persistence.run_folder import RunFolder
+from freerun.persistence import checkpoint
+from freerun.persistence.run_folder import POLICY, RunFolder, read_policy
 from freerun.registry import make_config
+from freerun.resuming import settings_of
 
 FRAME_MILLISECONDS = 40
 
@@ -36,15 +38,54 @@ class Evaluation:
         )
 
 
-def load_policy(run_dir: str | Path, greedy: bool = True) -> Policy:
-    """The policy of a finished run."""
-    folder = RunFolder.open(Path(run_dir))
-    arrays, description = folder.read_policy()
+@dataclass(frozen=True)
+class Trained:
+    """A policy's file and the settings of its run."""
+
+    config: dict[str, Any]
+    policy_path: Path
+
+    @classmethod
+    def find(cls, place: Path, which: str | None = None) -> Trained:
+        """Of a run folder (as it ended; or its newest, best or named checkpoint), or of a checkpoint's own folder."""
+        if checkpoint.NAME.fullmatch(place.name):
+            return cls._of(place)
+        if which is None and (place / POLICY).is_file():
+            return cls(RunFolder.open(place).read_config(), place / POLICY)
+        if which == "best":
+            path = checkpoint.best(place)
+            if path is None:
+                raise UserError(f"{place} has no checkpoint whose score is known: leave --checkpoint out")
+            return cls._of(path)
+        if which in (None, "newest"):
+            if not checkpoint.names(place):
+                RunFolder.open(place)  # says what is missing
+            return cls._of(checkpoint.newest(place).path)
+        if not checkpoint.NAME.fullmatch(which):
+            raise UserError(f"--checkpoint is best, newest or a name such as update-000000120, not {which!r}")
+        return cls._of(checkpoint.folder_of(place) / which)
+
+    @classmethod
+    def _of(cls, path: Path) -> Trained:
+        try:
+            found = checkpoint.load(path)
+        except checkpoint.Damaged as damage:
+            raise UserError(f"{path} cannot be used: {damage}") from None
+        return cls(settings_of(found, path.parent.parent), path / POLICY)
+
+
+def load_policy(run_dir: str | Path, greedy: bool = True, checkpoint: str | None = None) -> Policy:
+    """The policy of a run, or of one of its checkpoints (best, newest, or by name)."""
+    return _load(Trained.find(Path(run_dir), checkpoint), greedy)
+
+
+def _load(trained: Trained, greedy: bool) -> Policy:
+    arrays, description = read_policy(trained.policy_path)
     policy: Policy
     if description.get("kind") == "torch":
         from freerun.algorithms.torch_actor import TorchActor
 
-        policy = TorchActor.restore(arrays, description, make_factory(make_config(folder.read_config())).spec)
+        policy = TorchActor.restore(arrays, description, make_factory(make_config(trained.config)).spec)
     else:
         policy = MLPActor.restore(arrays, description)
     return Greedy(policy) if greedy else policy
@@ -56,11 +97,13 @@ def evaluate(
     seed: int | None = None,
     greedy: bool = True,
     render: Path | None = None,
+    checkpoint: str | None = None,
 ) -> Evaluation:
     if num_episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {num_episodes}")
-    config = make_config(RunFolder.open(Path(run_dir)).read_config())
-    policy = load_policy(run_dir, greedy)
+    trained = Trained.find(Path(run_dir), checkpoint)
+    config = make_config(trained.config)
+    policy = _load(trained, greedy)
     factory = make_factory(config)
     camera = _Camera(factory, render) if render is not None else None
     lane = camera.lane if camera else factory.make_lane()
@@ -77,9 +120,11 @@ def evaluate(
     return evaluation
 
 
-def compare(run_dir: str | Path, num_episodes: int = 10, seed: int | None = None) -> dict[str, Evaluation]:
+def compare(
+    run_dir: str | Path, num_episodes: int = 10, seed: int | None = None, checkpoint: str | None = None
+) -> dict[str, Evaluation]:
     """The trained defender and those that learn nothing, on the same episodes."""
-    config = make_config(RunFolder.open(Path(run_dir)).read_config())
+    config = make_config(Trained.find(Path(run_dir), checkpoint).config)
     if config.env not in CYBER_ENVS:
         raise UserError(f"--compare is for cyber-defence environments: {' and '.join(CYBER_ENVS)}")
     lane = make_factory(config).make_lane()
@@ -89,7 +134,7 @@ def compare(run_dir: str | Path, num_episodes: int = 10, seed: int | None = None
         returns = defenders.play(lane, defender, chosen, num_episodes)
         others[name] = Evaluation(returns, [], [])
     lane.close()
-    return {"trained": evaluate(run_dir, num_episodes, seed), **others}
+    return {"trained": evaluate(run_dir, num_episodes, seed, checkpoint=checkpoint), **others}
 
 
 class _Camera:

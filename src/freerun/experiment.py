@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 from rich.console import Console
 
 from freerun.collectors.trials import Trials
@@ -28,6 +32,7 @@ from freerun.core import (
     MetricSink,
     Policy,
     Renewable,
+    Start,
     TensorEnv,
     UserError,
 )
@@ -36,10 +41,16 @@ from freerun.envs.gymnasium import EnvName, GymnasiumFactory
 from freerun.envs.isaac_launch import is_isaac_task, resolve
 from freerun.envs.tensors import TensorEnvs, find_builder, give, is_only_tensors
 from freerun.envs.workflow import DEFAULT_COMPLIANCE_WEIGHT, SEPARATOR, WorkflowEnv
+from freerun.persistence.checkpoint import Checkpoint, Checkpoints
+from freerun.persistence.files import Lines
 from freerun.persistence.incidents import IncidentFile
-from freerun.persistence.run_folder import RunFolder
+from freerun.persistence.keeper import Interval, Keeper
+from freerun.persistence.run_folder import RunFolder, pack_policy
+from freerun.persistence.state import check_fit as check_state
 from freerun.presets import settings_of
 from freerun.registry import ALGORITHMS, MODES, TRACKERS, WORKER_MODULES, flatten_config, lookup, make_config
+from freerun.resuming import check_changes, newest
+from freerun.resuming import settings_of as settings_of_run
 from freerun.telemetry.background import Background
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.classic import ClassicLines
@@ -55,7 +66,10 @@ from freerun.telemetry.trace import write_trace
 from freerun.telemetry.tracking import TrackedRun
 from freerun.training import train
 from freerun.transport import processes
+from freerun.transport.signals import interruptible
 from freerun.transport.tracks import Tracks
+
+logger = logging.getLogger("freerun")
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,8 @@ class Result:
     run_dir: Path
     summary: dict[str, Any]
     policy: Policy
+    is_kept: bool = True
+    """Whether the disk took all of it."""
 
 
 # ---------------------------------------------------------------------------------------------- running
@@ -79,15 +95,15 @@ class Pool:
         self.incidents = IncidentFile()
         self._collector: Renewable | None = None
 
-    def collector(self, config: TrainConfig[Any, Any], algorithm: Algorithm, series: int) -> Collector:
+    def collector(self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start) -> Collector:
         """The workers that are there, or new ones."""
         if self._collector is None:
-            self._collector = self._start(config, algorithm)
-        if series:
-            self._collector.renew(series)
+            self._collector = self._start(config, algorithm, start)
+        else:
+            self._collector.renew(start)
         return self._collector
 
-    def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm) -> Renewable:
+    def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start) -> Renewable:
         num_workers = config.num_workers or 1
         stages: Mapping[str, Any] = getattr(algorithm, "stages", {})
         names = [*(f"worker {worker}" for worker in range(num_workers)), "learner", *stages]
@@ -105,6 +121,7 @@ class Pool:
             config.on_nan or "stop",
             self.incidents,
             config.algorithm.acceleration,
+            start,
         )
         mode = lookup("mode", config.mode, MODES)
         if isinstance(self.factory, TensorEnvs):
@@ -122,14 +139,22 @@ class Pool:
         self.incidents.close()
 
 
-def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0) -> Result:
+def run(
+    config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0, resumed: Checkpoint | None = None
+) -> Result:
     """Train as configured; keep what was learned also when the run is interrupted or fails.
 
-    Given a pool, its workers serve: this is the `series`-th training of theirs, and they stay for the next.
+    Given a pool, its workers serve: this is the `series`-th training of theirs, and they stay for the next. Given a
+    checkpoint, the run goes on from there.
     """
     config = complete(config)
     flat_config = flatten_config(config)
-    folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
+    if resumed is None:
+        folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
+    else:
+        check_changes(config, resumed)
+        folder = RunFolder(resumed.path.parent.parent)
+    state = resumed.state if resumed else {}
     outcome, error = "failed", None
     with contextlib.ExitStack() as stack:
         if pool is None:
@@ -138,35 +163,60 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
         algorithm = _make_algorithm(config, pool.factory)
         _check_fit(config, algorithm)
         budget = Budget(config.total_steps, config.total_episodes)
+        ledger = Ledger(first_episode=series << SERIES_BITS)
+        start = Start(series << SERIES_BITS)
+        if resumed is not None:
+            stack.callback(folder.claim())
+            start = _restore(state, algorithm, ledger)
         started = time.perf_counter()
-        collector = pool.collector(config, algorithm, series)
+        collector = pool.collector(config, algorithm, start)
         startup_seconds = time.perf_counter() - started
-        trackers = _trackers(TrackedRun(folder.make(), flat_config, config.tracking))
-        folder.create({**flat_config, "run_dir": None})
+        kept_config = {**flat_config, "run_dir": None}
+        if resumed is None:
+            folder.create()
+            stack.callback(folder.claim())
         pool.incidents.open(folder.path)
-        file = stack.enter_context(folder.ledger_path.open("w", buffering=1, encoding="utf-8"))
-        ledger = Ledger(file, first_episode=series << SERIES_BITS)
-        sinks: list[MetricSink] = [JsonLines(folder.metrics_path)]
+        trackers = _trackers(TrackedRun(folder.path, flat_config, config.tracking))
+        lines = {
+            name: Lines(folder.path / f"{name}.jsonl", state["lines"][name] if resumed else None)
+            for name in ("metrics", "ledger")
+        }
+        ledger.write_to(lines["ledger"])
+        sinks: list[MetricSink] = [JsonLines(lines["metrics"])]
         if not config.quiet:
             sinks.append(_display(config, flat_config["env"], budget, collector))
         recent = RecentRecords()
         sinks += [recent, *trackers]
+        keeper = Keeper(
+            Checkpoints(folder.path, config.keep_checkpoints, resumed),
+            Interval.read(config.checkpoint_every),
+            ledger,
+            lambda metrics: _state(kept_config, algorithm, ledger, collector.counts(), lines, metrics),
+            ledger.steps,
+            is_resumed=resumed is not None,
+        )
+        sinks.append(keeper)
+        keeper.keep()  # so that it can be resumed from now on
+        folder.write_config(kept_config)
+        folder.drop_results()
         assert pool.tracks is not None
         machine = Machine(int(config.device.partition(":")[2] or 0) if config.device.startswith("cuda") else None)
-        gauges = _gauges(config, collector, algorithm.policy, machine)
+        gauges = _gauges(config, collector, algorithm.policy, machine, ledger.steps)
         timeline = Timeline(folder.timeline_path, pool.tracks, collector.counts, machine)
         stack.callback(_write_trace, folder)
         stack.callback(timeline.close)
         shares = Shares(collector.num_workers, pool.tracks)
-        for close in [part.close for part in sinks] + [part.close for part in gauges]:
+        closing = [part.close for part in lines.values()] + [part.close for part in sinks]
+        for close in closing + [part.close for part in gauges]:
             stack.callback(close)
         started = time.perf_counter()
         try:
-            learn = functools.partial(train, algorithm, collector, budget, ledger, sinks, gauges, shares)
-            if hasattr(collector, "beside"):
-                collector.beside(learn)
-            else:
-                learn()
+            with interruptible(lambda: keeper.is_at_rest, keeper.ask_to_stop):
+                learn = functools.partial(train, algorithm, collector, budget, ledger, sinks, gauges, shares)
+                if hasattr(collector, "beside"):
+                    collector.beside(learn)
+                else:
+                    learn()
             outcome = "finished"
         except KeyboardInterrupt:
             outcome = "interrupted"
@@ -174,7 +224,7 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
             error = str(failure)
             raise
         finally:
-            wall_seconds = time.perf_counter() - started
+            wall_seconds = ledger.seconds_before + time.perf_counter() - started
             summary = {
                 "outcome": outcome,
                 **({} if error is None else {"error": error}),
@@ -183,9 +233,55 @@ def run(config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0
                 **_figures(ledger, collector.counts(), pool.incidents.by_kind, wall_seconds),
                 "advice": recent.advice(),
             }
-            folder.write_policy(algorithm.policy.arrays, algorithm.policy.describe())
-            folder.write_summary(summary)
-    return Result(folder.path, summary, algorithm.policy)
+            is_kept = keeper.keep()
+            policy = pack_policy(algorithm.policy.arrays, algorithm.policy.describe())
+            is_kept = folder.write_results(policy, summary) and is_kept
+    return Result(folder.path, summary, algorithm.policy, is_kept)
+
+
+def _state(
+    config: dict[str, Any],
+    algorithm: Algorithm,
+    ledger: Ledger,
+    counts: Counts,
+    lines: Mapping[str, Lines],
+    metrics: Mapping[str, float],
+) -> tuple[dict[str, Any], bytes] | None:
+    """Everything that it takes to go on from here, and the policy; None if it is not worth keeping."""
+    import torch
+
+    if not np.isfinite(algorithm.policy.weights).all():
+        logger.warning("weights are not finite any more: no checkpoint is written, the last good one stays")
+        return None
+    score = metrics.get("eval_return", metrics.get("return_mean", math.nan))
+    state = {
+        "freerun": version("freerun"),
+        "config": config,
+        "update": ledger.version,
+        "score": score if math.isfinite(score) else None,
+        "wall_seconds": metrics.get("wall_seconds", ledger.seconds_before),
+        "lines": {name: file.mark() for name, file in lines.items()},
+        "counts": dataclasses.asdict(counts),
+        "ledger": ledger.state_dict(),
+        "algorithm": algorithm.state_dict(),
+        "torch_rng": torch.get_rng_state(),
+    }
+    return state, pack_policy(algorithm.policy.arrays, algorithm.policy.describe())
+
+
+def _restore(state: Mapping[str, Any], algorithm: Algorithm, ledger: Ledger) -> Start:
+    """The algorithm and the books as they were; where collecting goes on."""
+    import torch
+
+    check_state(state["algorithm"], algorithm.state_dict())
+    try:
+        algorithm.load_state_dict(state["algorithm"])
+        torch.set_rng_state(state["torch_rng"])
+        ledger.load_state_dict(state["ledger"])
+        ledger.seconds_before = float(state["wall_seconds"])
+        return ledger.start(Counts(**state["counts"]))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"the checkpoint does not fit this run: {error}") from None
 
 
 def _check_fit(config: TrainConfig[Any, Any], algorithm: Algorithm) -> None:
@@ -249,14 +345,20 @@ def _trackers(run: TrackedRun) -> list[MetricSink]:
 def _write_trace(folder: RunFolder) -> None:
     recording = Recording.of(folder.path)
     if recording is not None:
-        write_trace(recording, folder.trace_path)
+        try:
+            write_trace(recording, folder.trace_path)
+        except OSError as error:
+            folder.trace_path.unlink(missing_ok=True)
+            logger.warning("%s could not be written: %s", folder.trace_path, error.strerror)
 
 
-def _gauges(config: TrainConfig[Any, Any], collector: Collector, policy: Policy, machine: Machine) -> list[Gauge]:
+def _gauges(
+    config: TrainConfig[Any, Any], collector: Collector, policy: Policy, machine: Machine, step: int
+) -> list[Gauge]:
     gauges: list[Gauge] = [machine]
     if config.eval_every is not None:
         env = make_factory(config).make(1)
-        gauges.append(Trials(env, policy, config.seed, config.eval_every, config.eval_episodes))
+        gauges.append(Trials(env, policy, config.seed, config.eval_every, config.eval_episodes, step))
     if hasattr(collector, "simulator_log"):
         gauges.append(collector.simulator_log)
     return gauges
@@ -381,3 +483,11 @@ def train_from_python(
         env = give(env)
     names = [preset] if isinstance(preset, str) else preset
     return run(make_config({**settings_of(names), "env": env, **settings}))
+
+
+def resume_from_python(run_dir: str | Path, **changes: Any) -> Result:
+    """Go on with a run that was stopped or killed: `resume("runs/…", total_steps=200_000)`."""
+    path = Path(run_dir)
+    found = newest(path)
+    mode = changes.get("mode")
+    return run(make_config({**settings_of_run(found, path, mode), **changes}), resumed=found)

@@ -155,11 +155,11 @@ def _choices(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
 def config_class(options: Mapping[str, Any]) -> Any:
     """The settings of a run with this algorithm and this mode."""
     algorithm = lookup("algorithm", str(options.get("algo", TrainConfig.algo)), ALGORITHMS)
-    mode = lookup("mode", _mode_name(options), MODES)
+    mode = lookup("mode", mode_name(options), MODES)
     return TrainConfig[algorithm.load_config(), mode.load_config()]  # type: ignore[misc]
 
 
-def _mode_name(options: Mapping[str, Any]) -> str:
+def mode_name(options: Mapping[str, Any]) -> str:
     default = MODE_FOR_TENSORS if is_only_tensors(options.get("env")) else TrainConfig.mode
     name = str(options.get("mode", default))
     return ALIASES.get(name, name)
@@ -176,7 +176,7 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
             raise UserError(f"unknown setting {name!r}: {_choices(name, sorted(set().union(*names.values())))}")
     if "env" not in options:
         raise UserError("no environment: name a Gymnasium id such as CartPole-v1, or your own as module:callable")
-    options = {**options, "mode": _mode_name(options)}
+    options = {**options, "mode": mode_name(options)}
     # JSON has no tuples, and no setting is a list.
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     options.update({name: Path(options[name]) for name in PATHS if isinstance(options.get(name), str)})
@@ -192,7 +192,7 @@ def check_name(name: str, options: Mapping[str, Any]) -> None:
     if any(name in get_type_hints(part) for part in (TrainConfig, CyberConfig, TrackingConfig, algorithm, mode)):
         return
     own = ", ".join(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(mode))
-    advice = f"; --mode {_mode_name(options)} has {own or 'no settings of its own'}"
+    advice = f"; --mode {mode_name(options)} has {own or 'no settings of its own'}"
     for what, registry, more in (("--algo", ALGORITHMS, ""), ("--mode", MODES, advice)):
         owners = [key for key, entry in registry.items() if name in get_type_hints(entry.load_config())]
         if owners:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import logging
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,13 @@ from freerun.core import UserError
 from freerun.envs.gymnasium import Lanes
 from freerun.envs.workflow import WorkflowEnv, read_order
 from freerun.experiment import Pool, Result, complete, make_factory, run
-from freerun.persistence.run_folder import write_atomically
+from freerun.persistence import checkpoint
+from freerun.persistence.checkpoint import Checkpoint
+from freerun.persistence.files import read_json, write_atomically
 from freerun.registry import MODES, flatten_config, lookup
 from freerun.telemetry.tracking import TrackingConfig
+
+logger = logging.getLogger("freerun")
 
 TABLE = "workflows.json"
 TRIAL_EPISODES = 20
@@ -37,20 +43,46 @@ ABOUT_ONE_RUN = (
 class Workflows:
     """The table of results: one entry per workflow that was trained to its end."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]):
+    def __init__(self, folder: Path, settings: dict[str, Any], orders: list[str]):
         self.path = folder / TABLE
         self._settings = {name: value for name, value in settings.items() if name not in ABOUT_ONE_RUN}
+        self._orders = orders
         self.entries: dict[str, dict[str, Any]] = {}
         if self.path.exists():
-            known = json.loads(self.path.read_text(encoding="utf-8"))
+            known = read_table(folder)
             if known["settings"] != json.loads(json.dumps(self._settings)):
                 raise UserError(f"{folder} holds workflows trained with other settings: name another --run-dir")
             self.entries = known["workflows"]
+        self._write()
 
     def add(self, order: str, entry: dict[str, Any]) -> None:
         self.entries[order] = entry
-        content = {"settings": self._settings, "workflows": self.entries}
-        write_atomically(self.path, (json.dumps(content, indent=2) + "\n").encode())
+        self._write()
+
+    def _write(self) -> None:
+        content = {"settings": self._settings, "orders": self._orders, "workflows": self.entries}
+        try:
+            write_atomically(self.path, (json.dumps(content, indent=2) + "\n").encode())
+        except OSError as error:
+            logger.warning("%s could not be written: %s", self.path, error.strerror)
+
+
+def read_table(folder: Path) -> dict[str, Any]:
+    """What a series was trained with, and how far it has come."""
+    known = read_json(folder / TABLE)
+    if not isinstance(known.get("settings"), dict) or not isinstance(known.get("workflows"), dict):
+        raise UserError(f"{folder / TABLE} is not a table that freerun wrote")
+    return known
+
+
+def resumed_config(folder: Path) -> dict[str, Any]:
+    """The settings of a series that was stopped or killed: it goes on with the workflows that its table lacks."""
+    known = read_table(folder)
+    return {**known["settings"], "workflow": tuple(known.get("orders", ())), "run_dir": str(folder)}
+
+
+def is_series(folder: Path) -> bool:
+    return (folder / TABLE).is_file()
 
 
 def run_workflows(config: TrainConfig[Any, Any]) -> list[Result]:
@@ -59,7 +91,7 @@ def run_workflows(config: TrainConfig[Any, Any]) -> list[Result]:
     orders = [",".join(read_order(order)) for order in config.cyber.orders()]
     folder = config.run_dir or Path("runs") / f"workflows-{config.mode}-{datetime.now():%Y%m%d-%H%M%S}"
     folder.mkdir(parents=True, exist_ok=True)
-    table = Workflows(folder, flatten_config(config))
+    table = Workflows(folder, flatten_config(config), orders)
     results: list[Result] = []
     with contextlib.ExitStack() as stack:
         pool: Pool | None = None
@@ -69,9 +101,10 @@ def run_workflows(config: TrainConfig[Any, Any]) -> list[Result]:
         for series, order in enumerate(orders):
             if order in table.entries:
                 continue
-            path = _unfinished(folder / f"{series:03}-{order.replace(',', '-')}")
+            path, found = _place(folder / f"{series:03}-{order.replace(',', '-')}")
             cyber = dataclasses.replace(config.cyber, workflow=(order,), workflows=None)
-            result = run(dataclasses.replace(config, cyber=cyber, run_dir=path), pool, series if pool else 0)
+            own = dataclasses.replace(config, cyber=cyber, run_dir=path)
+            result = run(own, pool, series if pool else 0, found)
             results.append(result)
             if result.summary["outcome"] != "finished":
                 break
@@ -88,12 +121,17 @@ def _can_go_on(config: TrainConfig[Any, Any]) -> bool:
     return whole and getattr(config.collector, "segment_steps", None) is None and config.algo == "ppo"
 
 
-def _unfinished(path: Path) -> Path:
-    """A run that was interrupted keeps its folder; the next attempt gets one of its own."""
-    attempt = 1
-    while (path if attempt == 1 else path.with_name(f"{path.name}-{attempt}")).exists():
-        attempt += 1
-    return path if attempt == 1 else path.with_name(f"{path.name}-{attempt}")
+def _place(path: Path) -> tuple[Path, Checkpoint | None]:
+    """Where the training of a workflow goes on, or begins: in a folder of its own beside one that cannot be used."""
+    attempt = path
+    for number in itertools.count(2):
+        if checkpoint.names(attempt):
+            with contextlib.suppress(UserError):
+                return attempt, checkpoint.newest(attempt)
+        if not attempt.exists():
+            return attempt, None
+        attempt = path.with_name(f"{path.name}-{number}")
+    raise AssertionError
 
 
 def _figures(result: Result) -> dict[str, Any]:

@@ -21,6 +21,7 @@ def train(
 ) -> None:
     """Collect what the algorithm demands, account for it, observe; when the demand is empty: update, publish."""
     shares = shares or Shares(collector.num_workers)
+    shares.begin(ledger, collector.counts())
     collector.publish(algorithm.policy.weights, ledger.version)
     while (progress := budget.progress(ledger)) < 1.0:
         shares.learner_enters(State.WAITING_FOR_DATA)
@@ -33,7 +34,7 @@ def train(
         shares.learner_enters(State.BUSY)
         metrics = algorithm.update(ledger.version, progress)
         metrics |= ledger.lags()
-        ledger.trained()
+        ledger.trained(progress)
         collector.publish(algorithm.policy.weights, ledger.version)
         counts = collector.counts()
         ledger.check_balance(counts)

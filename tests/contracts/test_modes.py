@@ -27,6 +27,7 @@ from freerun.core import (
     Demand,
     EnvFailure,
     Segment,
+    Start,
     State,
     UserError,
     episode_seed,
@@ -322,7 +323,7 @@ def test_one_training_after_another_with_the_same_workers(mode: str) -> None:
         before = workers()
         for series in range(3):
             if series:
-                collector.renew(series)  # type: ignore[attr-defined]
+                collector.renew(Start(series << SERIES_BITS))  # type: ignore[attr-defined]
                 collector.publish(WEIGHTS, 0)
             ledger = Ledger(first_episode=series << SERIES_BITS)
             for _ in range(3):

@@ -81,9 +81,9 @@ def test_file_says_what_each_update_learned_from() -> None:
     ledger.account([segment([[0], [0]], [[0], [1]], [[0], [0]])])
     ledger.trained()
     ledger.account([segment([[0]], [[1]], [[1]], version=1)])
-    ledger.trained()
+    ledger.trained(progress=0.5)
     assert [json.loads(line) for line in file.getvalue().splitlines()] == [
-        {"update": 0, "episodes": [[0, 0, 2]]},
-        {"update": 1, "episodes": [[1, 1, 1]]},
+        {"update": 1, "progress": 0.0, "segments": [[[[0, 2, 0]]]]},
+        {"update": 2, "progress": 0.5, "segments": [[[[1, 1, 1]]]]},
     ]
     assert ledger.summary(Counts())["episodes_by_length"] == {"1": 1, "2": 1}

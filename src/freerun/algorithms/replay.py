@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freerun.capture import fused
-from freerun.core import Acceleration, UserError
+from freerun.core import Acceleration, Ring, UserError
 
 ReplayKind = Literal["uniform", "prioritised", "recency"]
 SMALLEST_PRIORITY = 1e-6
@@ -81,7 +81,7 @@ class Replay:
         self.size = 0
         self._sizes = (obs_size, action_size, 1, obs_size, 1)
         self._config = config
-        self._next = 0
+        self._total = 0  # rows that ever came; row n lies at n % capacity
         # Not filled with zeros: memory that is never written is never taken from the machine.
         self._rows = torch.empty((capacity, sum(self._sizes)), device=device)
         self.versions = torch.empty(capacity, dtype=torch.int64, device=device)
@@ -97,15 +97,15 @@ class Replay:
         """Append steps; `versions` are those of the weights that chose the actions, or of the model that made them."""
         rows = torch.cat([part.reshape(len(versions), -1) for part in steps], dim=1)[-self.capacity :]
         versions = versions[-self.capacity :]
-        index = (torch.arange(len(rows), device=rows.device) + self._next) % self.capacity
+        index = (torch.arange(len(rows), device=rows.device) + self._total) % self.capacity
         self._rows[index] = rows
         self.versions[index] = versions
         if self._config.replay == "prioritised":
             self._priorities[index] = self._highest
-        self._next = (self._next + len(rows)) % self.capacity
-        self.size = min(self.capacity, self.size + len(rows))
+        self._total += len(rows)
+        self.size = min(self.capacity, self._total)
         self.limit(self.size)
-        self._newest.fill_(self._next - 1)
+        self._newest.fill_(self._total % self.capacity - 1)
 
     def limit(self, num_rows: int) -> None:
         """Draw from so many of the newest rows only."""
@@ -145,7 +145,7 @@ class Replay:
 
     def newest(self, num_rows: int) -> Steps:
         """The last rows, oldest first."""
-        index = (torch.arange(-num_rows, 0, device=self._rows.device) + self._next) % self.capacity
+        index = (torch.arange(-num_rows, 0, device=self._rows.device) + self._total) % self.capacity
         return self._split(self._rows[index])
 
     def _split(self, rows: Tensor) -> Steps:
@@ -153,20 +153,24 @@ class Replay:
         return Steps(obs, action, reward.squeeze(1), next_obs, terminated.squeeze(1))
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"rows": self._rows[: self.size], "versions": self.versions[: self.size], "next": self._next}
-        state["generator"] = self.generator.get_state()
+        ring = Ring({"rows": self._rows, "versions": self.versions}, self._total)
+        state: dict[str, Any] = {"ring": ring, "generator": self.generator.get_state()}
         if self._config.replay == "prioritised":
-            state |= {"priorities": self._priorities[: self.size], "highest": self._highest}
+            state |= {"priorities": self._priorities, "highest": self._highest}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.size = len(state["rows"])
-        self._next = int(state["next"])
-        self._rows[: self.size] = state["rows"]
-        self.versions[: self.size] = state["versions"]
+        ring = state["ring"]
+        if ring.capacity != self.capacity:
+            raise ValueError(f"a replay buffer of {ring.capacity} rows is none of {self.capacity}")
+        self._total, self.size = ring.total, ring.total - ring.first
+        for first, columns in ring.pieces():
+            index = torch.arange(first, first + len(columns["versions"]), device=self._rows.device) % self.capacity
+            self._rows[index] = torch.as_tensor(columns["rows"], device=self._rows.device)
+            self.versions[index] = torch.as_tensor(columns["versions"], device=self._rows.device)
         if self._config.replay == "prioritised":
-            self._priorities[: self.size] = state["priorities"]
+            self._priorities.copy_(state["priorities"])
             self._highest.copy_(state["highest"])
         self.limit(self.size)
-        self._newest.fill_(self._next - 1)
+        self._newest.fill_(self._total % self.capacity - 1)
         self.generator.set_state(state["generator"].cpu())

@@ -51,7 +51,7 @@ class Batch(Freerun):
                 "choose --mode freerun (or any other that hands over whole episodes)"
             )
         task = FreerunConfig(config.num_envs, config.num_steps_per_env)
-        store = SegmentRounds(1, settings.max_lag, config.unit_steps, config.max_queue_size)
+        store = SegmentRounds(1, settings.max_lag, config.unit_steps, config.max_queue_size, settings.start)
         super().__init__(factory, policy, settings, task, store, tolerant=True)
 
     def collect(self, demand: Demand) -> list[Segment]:

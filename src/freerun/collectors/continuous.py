@@ -81,7 +81,8 @@ class Continuous:
         _check(settings, config)
         self.num_workers = config.num_workers
         self._config = config
-        self._stream = Stream(config.num_workers, config.max_queue_size, config.queue_priority == "rare-lengths")
+        prefers_rare_lengths = config.queue_priority == "rare-lengths"
+        self._stream = Stream(config.num_workers, config.max_queue_size, prefers_rare_lengths, settings.start)
         self.kind: Kind = _choose_kind(factory) if config.collector_kind == "auto" else config.collector_kind
         self._crew: Freerun | Threads
         if self.kind == "process":

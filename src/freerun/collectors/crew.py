@@ -16,7 +16,7 @@ from freerun.collectors.finite import NotFinite
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.supervision import Watch
 from freerun.collectors.worker import Monitor
-from freerun.core import CollectorSettings, EnvFailure, FloatArray, Segment, State, UserError
+from freerun.core import CollectorSettings, EnvFailure, FloatArray, Segment, Start, State, UserError
 from freerun.transport import processes
 from freerun.transport.channel import Hub
 from freerun.transport.deaths import Coroner
@@ -128,11 +128,11 @@ class Crew(Exchange):
         with self._changed:
             self._store.version = version
 
-    def renew(self, series: int) -> None:
+    def renew(self, start: Start) -> None:
         if not isinstance(self._store, Rounds) or self._tied_units:
             raise RuntimeError("workers that hand over parts of episodes must be started anew")
         with self._changed:
-            self._store.renew(series)
+            self._store.renew(start)
 
     def _room_was_made(self) -> None:
         self._hub.wake()

@@ -6,6 +6,8 @@ import logging
 import time
 from collections import Counter
 
+from freerun.core import Counts
+
 logger = logging.getLogger("freerun")
 
 MEMORY_EPISODES = 1000
@@ -23,10 +25,11 @@ class Drops:
     where every batch is dropped with the same chance and the steps that are left are as they should be.
     """
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self.by_worker: Counter[int] = Counter()
-        self.by_length: Counter[int] = Counter()
+    def __init__(self, before: Counts | None = None) -> None:
+        before = before or Counts()
+        self.steps = before.steps_dropped
+        self.by_worker: Counter[int] = Counter(before.steps_dropped_by_worker)
+        self.by_length: Counter[int] = Counter(before.steps_dropped_by_length)
         self._num_compared = 0.0  # episodes that lost steps
         self._dropped = self._dropped_lengths = 0.0  # steps, and the sum of their episodes' lengths
         self._kept = self._kept_lengths = 0.0

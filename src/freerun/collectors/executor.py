@@ -25,6 +25,7 @@ from freerun.core import (
     FloatArray,
     Policy,
     Segment,
+    Start,
     State,
     UserError,
 )
@@ -42,7 +43,7 @@ class Executor:
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
         self._context = processes.context()
         self.num_workers = settings.num_workers
-        self._rounds = Rounds(settings.max_lag)
+        self._rounds = Rounds(settings.max_lag, start=settings.start)
         self._tracks = settings.tracks
         self._board = WeightsBoard(self._context, policy.weights.size)
         self._monitor = Monitor(self.num_workers)
@@ -194,8 +195,8 @@ class Executor:
         self._rounds.book.worker_restarts += max(1, len(dead))
         time.sleep(rest_seconds)
 
-    def renew(self, series: int) -> None:
-        self._rounds.renew(series)
+    def renew(self, start: Start) -> None:
+        self._rounds.renew(start)
         self._futures = {}  # those under way end for nobody
 
     def close(self) -> None:

@@ -96,7 +96,8 @@ class Freerun(Crew):
                 raise UserError(
                     "--deterministic compares whole episodes, which segments cut into pieces: leave --segment-steps out"
                 )
-            store = store or SegmentRounds(num_workers, settings.max_lag, config.segment_steps * num_envs)
+            unit_steps = config.segment_steps * num_envs
+            store = store or SegmentRounds(num_workers, settings.max_lag, unit_steps, start=settings.start)
             slots_per_worker = 3
             self._slots = Slots(context, num_workers * slots_per_worker, config.segment_steps, num_envs, factory.spec)
         self._slots_per_worker = slots_per_worker
@@ -107,7 +108,7 @@ class Freerun(Crew):
         in_segments = store is not None
         super().__init__(
             settings,
-            store or Rounds(settings.max_lag),
+            store or Rounds(settings.max_lag, start=settings.start),
             board,
             monitor,
             1 if in_segments else num_envs,

@@ -20,6 +20,7 @@ from freerun.core import (
     FloatArray,
     Policy,
     Segment,
+    Start,
     State,
     UserError,
     VectorEnv,
@@ -47,12 +48,12 @@ class Inline:
         self._seed = settings.seed
         self._tracks = settings.tracks
         self._supervisor = Supervisor(settings)
-        self._rounds = Rounds(max_lag=0)
+        self._rounds = Rounds(max_lag=0, start=settings.start)
         self._weights: tuple[FloatArray, int] | None = None
         self._open: set[int] = set()  # begun, and not finished
         self._rollout: Rollout | None = None
-        self._next_episode = 0
-        self._newest_handed_over = -1
+        self._first_episode = self._next_episode = settings.start.episode
+        self._newest_handed_over = settings.start.episode - 1
         self._state = "starting"
         self._word = _Word(settings.step_timeout, self)
         try:
@@ -87,7 +88,7 @@ class Inline:
     def counts(self) -> Counts:
         counts = self._rounds.counts()
         # Of episodes handed over in parts, those count whose first step the ledger has seen.
-        counts.episodes_started += self._newest_handed_over + 1
+        counts.episodes_started += self._newest_handed_over + 1 - self._first_episode
         return counts
 
     def publish(self, weights: FloatArray, version: int) -> None:
@@ -147,7 +148,7 @@ class Inline:
         self._close_env()
         self._rest(failure, suspects)
         bad = failure.episode if isinstance(failure, NotFinite) else None
-        if self._newest_handed_over < 0 and not self._next_episode:
+        if self._next_episode == self._first_episode:  # episodes are handed over whole
             for number in sorted(self._open):
                 if number == bad:
                     self._rounds.give_up(number)
@@ -171,8 +172,8 @@ class Inline:
         time.sleep(seconds)
         self._state = "busy"
 
-    def renew(self, series: int) -> None:
-        self._rounds.renew(series)
+    def renew(self, start: Start) -> None:
+        self._rounds.renew(start)
 
     def close(self) -> None:
         self._word.close()

@@ -24,6 +24,7 @@ from freerun.core import (
     OutOfMemory,
     Policy,
     Segment,
+    Start,
     State,
     UserError,
     WorkerDied,
@@ -102,8 +103,8 @@ class RayActors(Exchange):
         self._segments: SegmentRounds | None = None
         if config.segment_steps is not None:
             unit_steps = config.segment_steps * config.envs_per_worker
-            self._segments = SegmentRounds(settings.num_workers, settings.max_lag, unit_steps)
-        self._rounds = self._segments or Rounds(settings.max_lag)
+            self._segments = SegmentRounds(settings.num_workers, settings.max_lag, unit_steps, start=settings.start)
+        self._rounds = self._segments or Rounds(settings.max_lag, start=settings.start)
         super().__init__(settings, self._rounds, tolerant=False)
         self._sickbay = Sickbay(settings.step_timeout, settings.seed)
         self.weights_seconds = 0.0  # that actors spent on taking weights, all together; read by benchmarks
@@ -165,11 +166,11 @@ class RayActors(Exchange):
             self._store.version = version
         self.publish_seconds += time.perf_counter() - started
 
-    def renew(self, series: int) -> None:
+    def renew(self, start: Start) -> None:
         if self._segments is not None:
             raise RuntimeError("workers that hand over parts of episodes must be started anew")
         with self._changed:
-            self._rounds.renew(series)
+            self._rounds.renew(start)
 
     def collect(self, demand: Demand) -> list[Segment]:
         self._config.check(demand)

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import replace
 
-from freerun.core import SERIES_BITS, Counts, Demand, Segment
+from freerun.core import Counts, Demand, Segment, Start
 
 FIRST_ROUND_EPISODES = 8
 """What a demand in steps starts with, before any episode's length is known."""
@@ -24,31 +24,31 @@ class Rounds:
     was started is trained, so none is lost.
     """
 
-    def __init__(self, max_lag: int | None, unit_steps: int | None = None):
-        self.book = Counts()
+    def __init__(self, max_lag: int | None, unit_steps: int | None = None, start: Start | None = None):
+        start = start or Start()
+        self.book = replace(start.counts)
         self.version = 0
         self._max_lag = max_lag
         self._rounds_ahead = ROUNDS_WITHOUT_LIMIT if max_lag is None else max_lag
         self._unit_steps = unit_steps
-        self._first = 0  # the oldest episode that has not been taken
-        self._end = 0  # the round is [first, end), or more (see `_round_end`)
-        self._limit = 0  # episodes below this may start
-        self._next = 0  # the next episode that was never started
+        first = start.episode if unit_steps is None else 0
+        self._oldest = first  # what is older belongs to an earlier training
+        self._first = first  # the oldest episode that has not been taken
+        self._end = first  # the round is [first, end), or more (see `_round_end`)
+        self._limit = first  # episodes below this may start
+        self._next = first  # the next episode that was never started
         self._again: deque[int] = deque()  # started and lost: run again before anything new
         self._started: dict[int, int] = {}  # not taken yet: version at the start
         self._finished: dict[int, Segment] = {}
         self._given_up: set[int] = set()  # not taken yet
         self._measured_version = -1  # lengths are those of the episodes taken at this version
-        self._measured_steps = 0
-        self._measured_episodes = 0
+        self._measured_steps, self._measured_episodes = start.last_round
         self._steps_ahead: int | None = None  # for a demand in steps: how many may be under way beyond the round
-        self._recent_lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
-        self._oldest = 0  # what is older belongs to an earlier training
+        self._recent_lengths: deque[int] = deque(start.lengths, maxlen=RECENT_EPISODES)
 
-    def renew(self, series: int) -> None:
+    def renew(self, start: Start) -> None:
         """Forget everything; what an earlier training had started is ignored when it arrives."""
-        Rounds.__init__(self, self._max_lag, self._unit_steps)
-        self._oldest = self._first = self._end = self._limit = self._next = series << SERIES_BITS
+        Rounds.__init__(self, self._max_lag, self._unit_steps, start)
 
     def open(self, demand: Demand) -> None:
         """Grant the episodes that meet the demand, and as many again for every update of allowed lag.

@@ -9,7 +9,7 @@ import numpy as np
 
 from freerun.collectors.drops import Drops
 from freerun.collectors.rounds import Rounds
-from freerun.core import Counts, Demand, Segment, UserError
+from freerun.core import Counts, Demand, Segment, Start, UserError
 
 
 @dataclass(slots=True)
@@ -39,14 +39,17 @@ class Parts:
     learner (then the ledger knows it) or when all of it was dropped.
     """
 
-    def __init__(self, num_workers: int):
-        self.drops = Drops()
+    def __init__(self, num_workers: int, start: Start | None = None):
+        start = start or Start()
+        before = start.counts
+        self.drops = Drops(before)
         self._num_workers = num_workers
         self._live: dict[int, _Episode] = {}
-        self._newest = [index - num_workers for index in range(num_workers)]  # of each worker, heard of or given up
-        self._num_handed_over = 0
-        self._num_dropped = 0
-        self._num_cut = 0
+        first = -(-start.episode // num_workers) * num_workers
+        self._newest = [first + index - num_workers for index in range(num_workers)]  # of each, heard of or given up
+        self._num_handed_over = before.episodes_started - before.episodes_dropped
+        self._num_dropped = before.episodes_dropped
+        self._num_cut = before.episodes_cut
 
     def next_episode(self, worker: int) -> int:
         """Where a worker that is started now begins."""
@@ -120,7 +123,6 @@ class Parts:
             counts,
             episodes_started=self._num_handed_over + self._num_dropped,
             episodes_in_flight=0,
-            episodes_rerun=0,
             episodes_cut=self._num_cut,
             episodes_dropped=self._num_dropped,
             episodes_settled=min([*self._live, *map(self.next_episode, range(self._num_workers))]),
@@ -147,9 +149,16 @@ def refuse_episodes(demand: Demand, mode: str) -> None:
 class SegmentRounds(Rounds):
     """Rounds of segments of `unit_steps`; with a `queue_size`, so many may wait beyond the round and no more."""
 
-    def __init__(self, num_workers: int, max_lag: int | None, unit_steps: int, queue_size: int | None = None):
-        super().__init__(max_lag, unit_steps)
-        self.parts = Parts(num_workers)
+    def __init__(
+        self,
+        num_workers: int,
+        max_lag: int | None,
+        unit_steps: int,
+        queue_size: int | None = None,
+        start: Start | None = None,
+    ):
+        super().__init__(max_lag, unit_steps, start)
+        self.parts = Parts(num_workers, start)
         self._queue_size = queue_size
 
     def open(self, demand: Demand) -> None:

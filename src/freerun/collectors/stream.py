@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from freerun.collectors.segments import Parts
-from freerun.core import Counts, Demand, Segment
+from freerun.core import Counts, Demand, Segment, Start
 
 REFRESH_SECONDS = 0.05
 """While the queue is full, a new segment only takes the place of one that nobody has learned from. Each costs the
@@ -23,10 +23,12 @@ class Stream:
     Where all are as important as each other that is the oldest, both times.
     """
 
-    def __init__(self, num_workers: int, max_queue_size: int, prefers_rare_lengths: bool = False):
-        self.book = Counts()
+    def __init__(
+        self, num_workers: int, max_queue_size: int, prefers_rare_lengths: bool = False, start: Start | None = None
+    ):
+        self.book = replace(start.counts) if start else Counts()
         self.version = 0
-        self.parts = Parts(num_workers)
+        self.parts = Parts(num_workers, start)
         self._max_queue_size = max_queue_size
         self._arrivals = itertools.count()
         self._units = itertools.count()

@@ -77,7 +77,8 @@ class TensorCollector:
         ]
         self._unit_steps = num_steps * envs[0].num_envs
         num_envs = sum(env.num_envs for env in envs)
-        self._book = Counts(episodes_started=num_envs, episodes_in_flight=num_envs)
+        before = settings.start.counts
+        self._book = replace(before, episodes_started=before.episodes_started + num_envs, episodes_in_flight=num_envs)
         self._changed = threading.Condition()
 
     def counts(self) -> Counts:

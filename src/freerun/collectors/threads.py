@@ -52,7 +52,7 @@ class Threads(Exchange):
         self._make_rollout: Callable[[], Rollout | Solo] = lambda: make_rollout(
             factory, copy.deepcopy(mine), settings.seed, envs_per_worker
         )
-        self._begun = [index - num_workers for index in range(num_workers)]
+        self._begun = [stream.parts.next_episode(index) - num_workers for index in range(num_workers)]
         self._newest: tuple[FloatArray, int] | None = None
         self._closing = threading.Event()
         self._ready: set[int] = set()

@@ -34,14 +34,16 @@ def play(env: VectorEnv, policy: Policy, seed: int, num_episodes: int) -> Iterat
 class Trials:
     """Every so many steps of a run, a few episodes with the most likely actions; the learner waits for them."""
 
-    def __init__(self, env: VectorEnv, policy: Policy, seed: int, every_steps: int, num_episodes: int):
+    def __init__(
+        self, env: VectorEnv, policy: Policy, seed: int, every_steps: int, num_episodes: int, first_step: int = 0
+    ):
         self._env = env
         self._newest = policy
         self._policy = copy.deepcopy(policy)
         self._seed = TRIAL_SEED + seed
         self._every_steps = every_steps
         self._num_episodes = num_episodes
-        self._next = every_steps
+        self._next = first_step - first_step % every_steps + every_steps
         self._latest: Metrics = {}
 
     def read(self, step: int) -> Metrics:

@@ -79,8 +79,8 @@ class Worker:
         self.enter(State.WAITING_FOR_WEIGHTS)
 
     def refresh(self) -> None:
-        """Take the newest weights."""
-        if self._board.version != self._version:
+        """Take the newest weights; at first, wait for them: a run that is resumed does not begin with version 0."""
+        if self._version < 0 or self._board.version != self._version:
             weights, self._version = self._board.read()
             self.rollout.load(weights, self._version)
 

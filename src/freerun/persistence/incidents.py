@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
 from collections import Counter
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import TextIO
 import numpy as np
 
 from freerun.core import SEGMENT_ARRAYS, Incident
-from freerun.persistence.run_folder import write_atomically
+from freerun.persistence.files import write_atomically
+
+logger = logging.getLogger("freerun")
 
 MOST_KEPT_ASIDE = 20
 """Episodes; a policy that has gone wrong would fill the disk with more of the same."""
@@ -57,6 +60,12 @@ class IncidentFile:
         self._num_kept_aside = 0
 
     def _write(self, incident: Incident) -> None:
+        try:
+            self._note(incident)
+        except OSError as error:  # a full disk is no reason to end a run
+            logger.warning("what became of worker %d could not be noted: %s", incident.worker, error.strerror)
+
+    def _note(self, incident: Incident) -> None:
         assert self._folder is not None
         line = {
             field.name: getattr(incident, field.name)

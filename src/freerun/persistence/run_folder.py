@@ -1,21 +1,28 @@
-"""A run on disk: config.json, metrics.jsonl, ledger.jsonl, timeline.jsonl, summary.json, policy.safetensors."""
+"""A run on disk: config.json, checkpoints/, summary.json, policy.safetensors, and what is noted on the way."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from freerun.core import Array, FloatArray, UserError
+from freerun.persistence.files import read_json, write_atomically
 
-CONFIG, SUMMARY, POLICY = "config.json", "summary.json", "policy.safetensors"
+logger = logging.getLogger("freerun")
+
+CONFIG, SUMMARY, POLICY, LOCK = "config.json", "summary.json", "policy.safetensors", ".lock"
 
 
 class RunFolder:
@@ -36,18 +43,11 @@ class RunFolder:
             raise UserError(f"{path} already holds a run: name another --run-dir, or remove it")
         return cls(path)
 
-    def make(self) -> Path:
-        """The folder itself; it holds no run yet."""
+    def create(self) -> None:
+        """It holds a run once it has a config.json: see `write_config`."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror}; name another --run-dir") from None
-        return self.path
-
-    def create(self, config: Mapping[str, Any]) -> None:
-        self.make()
-        try:
-            self._write_json(CONFIG, config)
+            write_atomically(self.path / LOCK, b"")
         except OSError as error:
             raise UserError(f"cannot write to {self.path}: {error.strerror}; name another --run-dir") from None
 
@@ -60,38 +60,65 @@ class RunFolder:
                 )
         return cls(path)
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        self._write_json(SUMMARY, summary)
+    def claim(self) -> Callable[[], None]:
+        """Nobody else may write here until the function that is returned is called, or this process ends."""
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UserError(f"the run in {self.path} is still going on: stop it before you resume it") from None
+        except OSError:  # a file system that has no locks
+            logger.info("%s cannot be locked: see to it that nobody else resumes this run", self.path)
+        return lambda: os.close(descriptor)
 
-    def write_policy(self, arrays: Mapping[str, FloatArray], description: Mapping[str, Any]) -> None:
-        contiguous = {name: array.copy() for name, array in arrays.items()}
-        write_atomically(self.path / POLICY, save(contiguous, {"freerun": json.dumps(description)}))
+    def drop_results(self) -> None:
+        """A run that goes on has not ended: until it does, its checkpoints hold the newest policy."""
+        for name in (POLICY, SUMMARY):
+            with contextlib.suppress(OSError):
+                (self.path / name).unlink()
+
+    def write_results(self, policy: bytes, summary: Mapping[str, Any]) -> bool:
+        """What a run ends with; False, and a word, where the disk does not take it."""
+        try:
+            write_atomically(self.path / POLICY, policy)
+            self._write_json(SUMMARY, summary)
+        except OSError as error:
+            logger.warning("policy and summary could not be written to %s: %s", self.path, error.strerror)
+            return False
+        return True
 
     def read_config(self) -> dict[str, Any]:
         return read_json(self.path / CONFIG)
 
-    def read_policy(self) -> tuple[dict[str, Array], dict[str, Any]]:
+    def write_config(self, config: Mapping[str, Any]) -> None:
         try:
-            with safe_open(self.path / POLICY, "numpy") as file:
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-                return arrays, json.loads(file.metadata()["freerun"])
-        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise UserError(f"{self.path / POLICY} is not a policy that freerun wrote: {error}") from None
+            self._write_json(CONFIG, config)
+        except OSError as error:
+            if not (self.path / CONFIG).exists():
+                raise UserError(f"cannot write to {self.path}: {error.strerror}; name another --run-dir") from None
+            logger.warning("%s stays as it was: %s", self.path / CONFIG, error.strerror)
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def pack_policy(arrays: Mapping[str, FloatArray], description: Mapping[str, Any]) -> bytes:
+    """The content of policy.safetensors."""
+    return save({name: array.copy() for name, array in arrays.items()}, {"freerun": json.dumps(description)})
+
+
+def read_policy(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Its arrays, and what it takes to build it again."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold a JSON object, such as the config.json of a run")
-    return content
+        with safe_open(path, "numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            description = json.loads(file.metadata()["freerun"])
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+        raise UserError(f"{path} is not a policy that freerun wrote: {error}") from None
+    if not isinstance(description, dict) or not all(np.isfinite(array).all() for array in arrays.values()):
+        raise UserError(f"{path} is not a policy that can be used: its numbers are not finite")
+    return arrays, description
 
 
 def _unused(path: Path) -> Path:
@@ -99,13 +126,3 @@ def _unused(path: Path) -> Path:
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """All or nothing: a reader, or a crash, never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Protocol
+
+
+class Lines(Protocol):
+    def write(self, line: str) -> object: ...
 
 
 class JsonLines:
-    def __init__(self, path: Path):
-        self._file = path.open("a", buffering=1, encoding="utf-8")
+    def __init__(self, file: Lines):
+        self._file = file
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        """The file is another's to close."""

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import Any, TextIO
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from freerun.core import AnySegment, Counts, Metrics, Segment, TensorSegment
+from freerun.core import AnySegment, Counts, Metrics, Segment, Start, TensorSegment
 
 RECENT_EPISODES = 100
+
+
+STATE = (
+    "version",
+    "steps",
+    "episodes",
+    "episodes_trained",
+    "broken",
+    "lag_max",
+    "_lag_sum",
+    "_recent",
+    "_open",
+    "_steps_by_version",
+    "_episodes_by_length",
+    "_trained_beyond",
+    "_trained_until",
+    "_broken",
+    "_num_given_up",
+    "_next_episode",
+    "_last_round",
+)
+Pieces = list[list[list[int]]]
+"""Of one segment: for each of its columns, the [episode, steps, version] that follow each other in it."""
+
+
+class Lines(Protocol):
+    def write(self, line: str) -> object: ...
 
 
 class Ledger:
     """What was handed to the learner and what was trained, by version and by length."""
 
-    def __init__(self, file: TextIO | None = None, first_episode: int = 0):
+    def __init__(self, file: Lines | None = None, first_episode: int = 0):
         self.version = 0
         self.steps = 0
         self.episodes = 0
@@ -38,6 +67,15 @@ class Ledger:
         self._trained_until = first_episode  # every episode below this was trained, or will never be
         self._broken: set[int] = set()  # of which more may come
         self._num_given_up = 0  # open ones of which no more will
+        self._next_episode = first_episode  # above all that were handed over
+        self._last_round = (0, 0)  # steps and episodes of the last update
+        self._segments: list[Pieces] = []  # of the next one
+        self.seconds_before = 0.0
+        """That the run had taken when it was resumed."""
+
+    def write_to(self, file: Lines) -> None:
+        """From now on, a line there says what each update has learned from."""
+        self._file = file
 
     def account(self, segments: Sequence[AnySegment]) -> None:
         """Note what the collector has handed over."""
@@ -46,6 +84,9 @@ class Ledger:
             if isinstance(segment, TensorSegment):
                 self._account_tensors(segment)
                 continue
+            self._next_episode = max(self._next_episode, int(_number(segment.episode).max()) + 1)
+            if self._file is not None:
+                self._segments.append(pieces(segment))
             for version, num_steps in Counter(segment.version.ravel().tolist()).items():
                 self._account_version(version, num_steps)
             num_steps, ended = len(segment.reward), segment.ended
@@ -81,7 +122,7 @@ class Ledger:
         """Add these steps to their episode."""
         number = segment.episode.item(start, column)
         if number < 0:
-            self._break(-1 - number)
+            self._break(int(_number(number)))
             return
         total, length = self._open.pop(number, (0.0, 0))
         total += sums.item(end, column) - sums.item(start, column)
@@ -109,8 +150,14 @@ class Ledger:
             **{f"lag_share/{lag}": num_steps / total for lag, num_steps in sorted(self._update_lags.items())},
         }
 
-    def trained(self) -> None:
+    @property
+    def is_even(self) -> bool:
+        """Everything that was handed over has been trained: a moment to keep."""
+        return not self._update_lags
+
+    def trained(self, progress: float = 0.0) -> None:
         """An update has learned from everything handed over: the next version begins."""
+        self._last_round = (sum(self._update_lags.values()), len(self._untrained))
         self._update_lags.clear()
         for number, _, length in self._untrained:
             if number < self._trained_until or number in self._trained_beyond:
@@ -123,10 +170,11 @@ class Ledger:
         self._episodes_by_length.update(self._untrained_lengths)
         self.episodes_trained += len(self._untrained) + len(self._untrained_lengths)
         if self._file is not None:
-            record: dict[str, Any] = {"update": self.version, "episodes": self._untrained}
+            line: dict[str, Any] = {"update": self.version + 1, "progress": progress, "segments": self._segments}
             if self._untrained_lengths:
-                record["num_episodes"] = len(self._untrained_lengths)
-            self._file.write(json.dumps(record) + "\n")
+                line["num_episodes"] = len(self._untrained_lengths)
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._segments = []
         self._untrained, self._untrained_lengths = [], []
         self.version += 1
 
@@ -151,6 +199,35 @@ class Ledger:
         self._broken = {number for number in self._broken if number >= settled}
         self._trained_beyond = {number for number in self._trained_beyond if number >= settled}
         self._trained_until = max(self._trained_until, settled)
+
+    def start(self, counts: Counts) -> Start:
+        """Where the next run begins that goes on from here; what was under way is run again, or stays cut."""
+        self._num_given_up += len(self._open)
+        self._open, self._broken, self._trained_beyond = {}, set(), set()
+        self._trained_until = self._next_episode
+        started = self.episodes_trained + self._num_given_up + self.broken + counts.episodes_dropped
+        counts = replace(
+            counts,
+            episodes_started=started,
+            episodes_in_flight=0,
+            episodes_cut=self._num_given_up,
+            episodes_rerun=counts.episodes_rerun + counts.episodes_in_flight,
+            episodes_settled=0,
+            episodes_delivered=self.episodes,
+            steps_delivered=self.steps,
+        )
+        return Start(self._next_episode, counts, self._last_round, tuple(length for _, length in self._recent))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Only at an even moment: nothing is half done."""
+        return {name: getattr(self, name) for name in STATE}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in STATE:
+            value, kind = state[name], type(getattr(self, name))
+            value = [tuple(entry) for entry in value] if name == "_recent" else value
+            setattr(self, name, deque(value, RECENT_EPISODES) if kind is deque else kind(value))
+        self._open = {number: (total, length) for number, (total, length) in self._open.items()}
 
     @property
     def mean_return(self) -> float:
@@ -180,3 +257,24 @@ class Ledger:
             "steps_by_version": {str(version): steps for version, steps in sorted(self._steps_by_version.items())},
             "episodes_by_length": {str(length): num for length, num in sorted(self._episodes_by_length.items())},
         }
+
+
+def _number(episode: Any) -> Any:
+    """Of an episode whose number is negated where steps before are missing."""
+    return np.maximum(episode, -1 - episode)
+
+
+def pieces(segment: Segment) -> Pieces:
+    """What it takes to play it again: randomness belongs to the episode, so nothing else is missing."""
+    episode, version = segment.episode, segment.version
+    changes = (episode[1:] != episode[:-1]) | (version[1:] != version[:-1])
+    columns = []
+    for column in range(episode.shape[1]):
+        starts = [0, *(np.flatnonzero(changes[:, column]) + 1).tolist(), len(episode)]
+        columns.append(
+            [
+                [episode.item(first, column), stop - first, version.item(first, column)]
+                for first, stop in itertools.pairwise(starts)
+            ]
+        )
+    return columns

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from freerun.core import Metrics, State
+from freerun.core import Counts, Metrics, State
+from freerun.telemetry.ledger import Ledger
 from freerun.transport.tracks import Tracks
 
 WORKER_STATES = {
@@ -27,6 +28,12 @@ class Shares:
         self._learner_since = self._first_second = time.perf_counter()
         self._last = (self._first_second, 0, 0, 0, 0.0)
         self._last_worker_seconds = self._worker_seconds()
+
+    def begin(self, ledger: Ledger, counts: Counts) -> None:
+        """A run may go on from where another has left off."""
+        now = time.perf_counter()
+        self._first_second = now - ledger.seconds_before
+        self._last = (now, ledger.steps, ledger.episodes, ledger.version, counts.busy_seconds)
 
     def learner_enters(self, state: State) -> None:
         now = time.perf_counter()

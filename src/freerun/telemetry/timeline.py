@@ -7,6 +7,7 @@ The first line names the tracks and states; each further line holds the blocks o
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ import numpy as np
 from freerun.core import Array, Counts, Metrics, State
 from freerun.telemetry.machine import Machine
 from freerun.transport.tracks import NUM_STATES, Block, Tracks, TracksReader
+
+logger = logging.getLogger("freerun")
 
 FILE_NAME = "timeline.jsonl"
 EVERY_SECONDS = 1.0
@@ -72,10 +75,15 @@ class Timeline:
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
-        if self._failure is None:
-            self._look(self._reader.read(to_the_end=True), is_last=True)
-        self._file.close()
-        if self._failure is not None:
+        try:
+            if self._failure is None:
+                self._look(self._reader.read(to_the_end=True), is_last=True)
+            self._file.close()
+        except OSError as failure:
+            self._failure = failure
+        if isinstance(self._failure, OSError):  # a full disk, say: no reason to lose a run
+            logger.warning("%s is not complete: %s", self._file.name, self._failure.strerror)
+        elif self._failure is not None:
             raise self._failure
 
 

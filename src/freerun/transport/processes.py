@@ -78,6 +78,11 @@ def enter_worker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Daemonic, so that a learner that fails does not wait for its workers; but some simulators start processes.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    # Python hands every worker a copy of the pipe by whose end the fork server knows that the learner is gone.
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
     if sys.platform == "linux":
         # The parent is the fork server, which ends with the learner; it may have ended before this line.
         parent = os.getppid()
