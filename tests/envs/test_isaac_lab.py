@@ -18,9 +18,10 @@ from gymnasium import spaces
 
 import freerun
 from freerun.cli import main
-from freerun.core import TensorStep, UserError
+from freerun.core import EnvFailure, TensorStep, UserError
 from freerun.envs import isaac_launch
-from freerun.envs.isaac_lab import IsaacLabEnv, make
+from freerun.envs.isaac_lab import IsaacLabEnv, make, make_here
+from freerun.envs.isaac_process import IsaacLabProcess
 
 FAKE = Path(__file__).parents[1] / "fake_isaac"
 TASK = "Isaac-Counting-Direct-v0"
@@ -56,7 +57,7 @@ def make_env(fake: int) -> Iterator[Make]:
     made: list[IsaacLabEnv] = []
 
     def build(**settings: Any) -> IsaacLabEnv:
-        made.append(make(TASK, settings.pop("num_envs", 4), "cpu", 0, **settings))
+        made.append(make_here(TASK, settings.pop("num_envs", 4), "cpu", 0, **settings))
         return made[-1]
 
     yield build
@@ -209,7 +210,7 @@ def test_a_task_that_freerun_has_itself_is_named(fake: int) -> None:
 
 
 def test_a_task_of_a_module_of_your_own(fake: int) -> None:
-    env = make("isaac:Own-v0", 4, "cpu", 0, tasks="own_tasks")
+    env = make_here("isaac:Own-v0", 4, "cpu", 0, tasks="own_tasks")
     assert env.reset().shape == (4, 3)
     env.close()
 
@@ -308,6 +309,59 @@ def test_a_program_that_forgets_it_still_closes_the_simulator(version: int) -> N
     run = in_a_process(version, f"from freerun.envs import isaac_launch; isaac_launch.launch({TASK!r}, 4, 'cpu')")
     assert run.returncode == 0
     assert "closed" in run.stdout
+
+
+# ---------------------------------------------------------------------------------------------- several processes
+
+
+def elsewhere(make_env: Make, **settings: Any) -> tuple[IsaacLabEnv, IsaacLabProcess]:
+    """The simulation of this process, and another."""
+    here, there = make_env(), make(TASK, 4, "cpu", 0, **settings)
+    assert isinstance(there, IsaacLabProcess)
+    return here, there
+
+
+def test_a_second_simulation_has_a_process_of_its_own_and_steps_alike(make_env: Make) -> None:
+    here, there = elsewhere(make_env)
+    assert (there.spec, there.num_envs, there.device) == (here.spec, here.num_envs, here.device)
+    assert torch.equal(here.reset(), there.reset())
+    for _ in range(8):
+        ours, theirs = here.step(torch.zeros(4, 2)), there.step(torch.zeros(4, 2))
+        for name in TensorStep._fields:
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    metrics = there.metrics()
+    assert metrics == here.metrics()
+    assert metrics
+    there.close()
+    assert there._process.exitcode == 0
+
+
+@pytest.mark.parametrize("version", [3])
+def test_what_goes_wrong_elsewhere_is_told_here(make_env: Make) -> None:
+    _, env = elsewhere(make_env, fails_at=2)
+    with pytest.raises(UserError, match="no such field"):
+        make(TASK, 4, "cpu", 0, speed=3)
+    env.reset()
+    env.step(torch.zeros(4, 2))
+    with pytest.raises(EnvFailure, match="the physics engine has blown up"):
+        env.step(torch.zeros(4, 2))
+    assert not env._process.is_alive()
+
+
+@pytest.mark.parametrize("version", [3])
+def test_a_process_that_is_killed_is_missed(make_env: Make) -> None:
+    _, env = elsewhere(make_env)
+    env.reset()
+    env._process.kill()
+    with pytest.raises(EnvFailure, match=r"has died \(exit code -9\)"):
+        env.step(torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize("version", [3])
+def test_several_collectors_are_several_processes(fake: int, run_dir: Path) -> None:
+    words = ["--mode", "v1", "--num-collectors", "2", "--collection-batch-size", "8", *FEW, "--run-dir", str(run_dir)]
+    assert main(["train", "--task", TASK, *words, "-q"]) == 0
+    assert records(run_dir)[-1]["step"] >= 96
 
 
 # ---------------------------------------------------------------------------------------------- the command line

@@ -14,7 +14,8 @@ from gymnasium import spaces
 
 from freerun.core import UserError
 from freerun.envs import isaac_launch
-from freerun.envs.isaac_lab import IsaacLabEnv, make
+from freerun.envs.isaac_lab import IsaacLabEnv, make, make_here
+from freerun.envs.isaac_process import IsaacLabProcess
 
 if not isaac_launch.is_installed():
     pytest.skip("Isaac Lab is not installed: make test-isaac", allow_module_level=True)
@@ -29,7 +30,7 @@ EDGE = 3.0
 @pytest.fixture(scope="module")
 def env() -> Iterator[IsaacLabEnv]:
     """One for all tests: there can be no other in this process."""
-    made = make(TASK, NUM_ENVS, "cpu", seed=1)
+    made = make_here(TASK, NUM_ENVS, "cpu", seed=1)
     yield made
     made.close()
 
@@ -74,9 +75,20 @@ def test_every_step_is_true(env: IsaacLabEnv) -> None:
     assert num_truncated > 0
 
 
-def test_one_simulation_per_process(env: IsaacLabEnv) -> None:
+def test_one_simulation_per_process_and_the_next_in_another(env: IsaacLabEnv) -> None:
     with pytest.raises(UserError, match="once per process"):
-        make(TASK, NUM_ENVS, "cpu", seed=1)
+        make_here(TASK, NUM_ENVS, "cpu", seed=1)
+    other = make(TASK, 8, "cpu", seed=2)
+    assert isinstance(other, IsaacLabProcess)
+    obs = other.reset().clone()
+    assert obs.shape == (8, 4)
+    for _ in range(10):
+        step = other.step(torch.zeros(8, 1))
+        assert (step.final_obs[:, 0] - obs[:, 0]).abs().max() < 0.5
+        assert not torch.equal(step.obs, obs)
+        obs = step.obs.clone()
+    other.close()
+    assert other._process.exitcode == 0
 
 
 def freerun_train(*words: str) -> subprocess.CompletedProcess[str]:

@@ -13,10 +13,17 @@ from torch import Tensor
 
 from freerun.core import ActionSpace, EnvSpec, Metrics, TensorStep, UserError
 from freerun.envs import isaac_launch
+from freerun.envs.isaac_process import IsaacLabProcess
 from freerun.envs.step_log import StepLog
 
 
-def make(
+def make(task: str, num_envs: int | None, device: str, seed: int, **settings: Any) -> IsaacLabEnv | IsaacLabProcess:
+    """Environments of a task: in this process, or in another if this one simulates already."""
+    builder = IsaacLabProcess if isaac_launch.is_taken() else make_here
+    return builder(task, num_envs, device, seed, **settings)
+
+
+def make_here(
     task: str,
     num_envs: int | None,
     device: str,
@@ -25,7 +32,7 @@ def make(
     clip_actions: float | None = None,
     **settings: Any,
 ) -> IsaacLabEnv:
-    """Environments of a task; `settings` are those of `isaac_launch.launch`."""
+    """`settings` are those of `isaac_launch.launch`."""
     isaac_launch.launch(task, num_envs, device, headless, seed, **settings)
     simulation = isaac_launch.take()
     return IsaacLabEnv(gymnasium.make(task.removeprefix(isaac_launch.ANY_NAME), cfg=simulation.config), clip_actions)

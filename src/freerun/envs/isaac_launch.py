@@ -120,6 +120,11 @@ def launch(
     return _simulation
 
 
+def is_taken() -> bool:
+    """Whether environments were made in this process, so that there can be no others."""
+    return _simulation is not None and _simulation.is_taken
+
+
 def take() -> Simulation:
     """The simulation that was launched, for whoever makes its environments."""
     if _simulation is None:
