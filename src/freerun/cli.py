@@ -1,4 +1,4 @@
-"""The command line: `freerun train | eval | list | check-env`."""
+"""The command line: `freerun train | eval | replay | list | check-env`."""
 
 from __future__ import annotations
 
@@ -237,6 +237,27 @@ def _print_comparison(evaluations: dict[str, Any]) -> None:
     Console().print(table)
 
 
+# ---------------------------------------------------------------------------------------------- replay
+
+
+@dataclass(frozen=True)
+class _Replay:
+    run_dir: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN_DIR")]]
+    """Folder of a run."""
+    until_update: int | None = None
+    """Stop in a debugger before this update."""
+
+
+def replay(words: list[str]) -> int:
+    """Re-enact a run in one process, from its ledger: the same steps, the same updates, the same weights."""
+    options = tyro.cli(_Replay, args=words, prog="freerun replay", description=replay.__doc__)
+    from freerun.replaying import replay as again
+
+    found = again(options.run_dir, options.until_update)
+    print(found)
+    return 0 if found.is_same else 1
+
+
 # ---------------------------------------------------------------------------------------------- list, check-env
 
 
@@ -289,6 +310,7 @@ def check_env(words: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "eval": evaluate,
+    "replay": replay,
     "list": list_names,
     "check-env": check_env,
 }

@@ -160,7 +160,7 @@ def run(
         if pool is None:
             pool = Pool(_make_envs(config))
             stack.callback(pool.close)
-        algorithm = _make_algorithm(config, pool.factory)
+        algorithm = make_algorithm(config, pool.factory)
         _check_fit(config, algorithm)
         budget = Budget(config.total_steps, config.total_episodes)
         ledger = Ledger(first_episode=series << SERIES_BITS)
@@ -433,7 +433,7 @@ def _suited(algorithm: Any, unit_steps: int | None, takes_turns: bool) -> Any:
     return dataclasses.replace(algorithm, **changes)
 
 
-def _make_algorithm(config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs) -> Algorithm:
+def make_algorithm(config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs) -> Algorithm:
     import torch  # here and not above: `freerun list` and the workers do without it
 
     device = config.device
