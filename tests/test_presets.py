@@ -60,3 +60,12 @@ def test_presets_serve_python_too(tmp_path: Path) -> None:
     )
     assert result.summary["mode"] == "continuous"
     assert result.summary["num_workers"] == 8
+
+
+def test_arguments_of_the_environment_are_added_to_those_of_a_config(tmp_path: Path) -> None:
+    flags = ["CartPole-v1", "--env-args", "render_mode", "rgb_array", "--total-steps", "20", "-q"]
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"env_args": {"sutton_barto_reward": True}}))
+    assert main(["train", *flags, "--config", str(config), "--run-dir", str(tmp_path / "cart")]) == 0
+    kept = json.loads((tmp_path / "cart" / "config.json").read_text())["env_args"]
+    assert kept == {"sutton_barto_reward": True, "render_mode": "rgb_array"}

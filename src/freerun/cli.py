@@ -143,8 +143,10 @@ def train(words: list[str]) -> int:
         description="Train an agent. --config FILE starts from the config.json of another run, --preset NAME from "
         "settings that go together (`freerun list` names them); flags override both. --resume RUN_DIR goes on with a "
         "run that was stopped or killed, from its newest checkpoint that is whole.",
-        default=default,
+        # A dictionary that is not empty would become a flag for each of its names, and no other could be given.
+        default=dataclasses.replace(default, env_args={}),
     )
+    config = dataclasses.replace(config, env_args={**default.env_args, **config.env_args})
     if len(config.cyber.orders()) > 1 or (first.resume is not None and resumed is None):
         return _train_workflows(config)
     result = experiment.run(config, resumed=resumed)
