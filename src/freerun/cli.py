@@ -85,6 +85,7 @@ class _Simulator:
     task: str | None = None
     device: str = "cpu"
     headless: bool = True
+    resume: Path | None = None
 
 
 def _start_simulator(words: list[str]) -> str | None:
@@ -96,7 +97,22 @@ def _start_simulator(words: list[str]) -> str | None:
     task = simulator.task or next(filter(is_only_tensors, words), None)
     if is_isaac_task(task):
         start_app(simulator.device, simulator.headless)
+    elif simulator.resume is not None:
+        _start_simulator_of(simulator.resume)
     return task
+
+
+def _start_simulator_of(run_dir: Path) -> None:
+    """The same for a run that is there already, or for one of its checkpoints."""
+    from freerun.envs.isaac_launch import is_isaac_task, start_app
+    from freerun.persistence.files import read_json
+
+    for folder in (run_dir, *list(run_dir.parents)[:2]):
+        if (folder / "config.json").is_file():
+            config = read_json(folder / "config.json")
+            if is_isaac_task(config.get("env")):
+                start_app(config.get("device", _Simulator.device), config.get("headless", _Simulator.headless))
+            return
 
 
 def train(words: list[str]) -> int:
@@ -213,6 +229,7 @@ class _Eval:
 def evaluate(words: list[str]) -> int:
     """Run a trained policy on fresh episodes."""
     options = tyro.cli(_Eval, args=words, prog="freerun eval", description=evaluate.__doc__)
+    _start_simulator_of(options.run_dir)
     from freerun import evaluation
 
     if options.compare:

@@ -11,10 +11,12 @@ import numpy as np
 
 from freerun.algorithms.actor import MLPActor
 from freerun.collectors.trials import TRIAL_SEED, Greedy, play
-from freerun.core import Policy, UserError
+from freerun.config import TrainConfig
+from freerun.core import EnvSpec, Policy, UserError
 from freerun.envs import CYBER_ENVS, defenders
 from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
-from freerun.experiment import make_factory
+from freerun.envs.tensors import is_only_tensors
+from freerun.experiment import make_factory, make_tensors
 from freerun.persistence import checkpoint
 from freerun.persistence.run_folder import POLICY, RunFolder, read_policy
 from freerun.registry import make_config
@@ -79,13 +81,14 @@ def load_policy(run_dir: str | Path, greedy: bool = True, checkpoint: str | None
     return _load(Trained.find(Path(run_dir), checkpoint), greedy)
 
 
-def _load(trained: Trained, greedy: bool) -> Policy:
+def _load(trained: Trained, greedy: bool, spec: EnvSpec | None = None) -> Policy:
     arrays, description = read_policy(trained.policy_path)
     policy: Policy
     if description.get("kind") == "torch":
         from freerun.algorithms.torch_actor import TorchActor
 
-        policy = TorchActor.restore(arrays, description, make_factory(make_config(trained.config)).spec)
+        spec = spec or make_factory(make_config(trained.config)).spec
+        policy = TorchActor.restore(arrays, description, spec)
     else:
         policy = MLPActor.restore(arrays, description)
     return Greedy(policy) if greedy else policy
@@ -103,6 +106,10 @@ def evaluate(
         raise UserError(f"--episodes must be at least 1, not {num_episodes}")
     trained = Trained.find(Path(run_dir), checkpoint)
     config = make_config(trained.config)
+    if is_only_tensors(config.env):
+        if render is not None:
+            raise UserError(f"{config.env} draws no pictures for freerun: leave --render out")
+        return _evaluate_tensors(trained, config, num_episodes, seed, greedy)
     policy = _load(trained, greedy)
     factory = make_factory(config)
     camera = _Camera(factory, render) if render is not None else None
@@ -118,6 +125,19 @@ def evaluate(
     finally:
         env.close()
     return evaluation
+
+
+def _evaluate_tensors(
+    trained: Trained, config: TrainConfig[Any, Any], num_episodes: int, seed: int | None, greedy: bool
+) -> Evaluation:
+    from freerun.collectors.tensor_trials import play_tensors
+
+    chosen = TRIAL_SEED + config.seed if seed is None else seed
+    env = make_tensors(config, num_episodes, 1, chosen).envs[0]
+    try:
+        return Evaluation(*play_tensors(env, _load(trained, greedy, env.spec), chosen), [])
+    finally:
+        env.close()
 
 
 def compare(

@@ -304,11 +304,14 @@ def _make_envs(config: TrainConfig[Any, Any]) -> GymnasiumFactory | TensorEnvs:
         raise UserError(
             "--max-episode-steps is not for environments that are tensors: they have a time limit of their own"
         )
+    return make_tensors(config, config.collector.num_envs, config.num_workers or 1, config.seed)
+
+
+def make_tensors(config: TrainConfig[Any, Any], num_envs: int, num_shares: int, seed: int) -> TensorEnvs:
     env_args: dict[str, Any] = dict(config.env_args)
     if is_isaac_task(config.env):
         env_args["headless"] = config.headless
-    num_envs = config.collector.num_envs
-    return TensorEnvs(config.env, num_envs, config.num_workers or 1, config.device, config.seed, env_args)
+    return TensorEnvs(config.env, num_envs, num_shares, config.device, seed, env_args)
 
 
 def _is_tensors(config: TrainConfig[Any, Any]) -> bool:
@@ -322,6 +325,10 @@ def _is_tensors(config: TrainConfig[Any, Any]) -> bool:
 
 def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
     """The environments of a run, under its workflows if it has any."""
+    if is_only_tensors(config.env):
+        raise UserError(
+            f"{config.env} is stepped as tensors, never alone: leave out --eval-every, and use freerun eval afterwards"
+        )
     cyber, orders = config.cyber, config.cyber.orders()
     names = ("red_agent", "episode_steps", "cyborg_path")
     given = {name: value for name in names if (value := getattr(cyber, name)) is not None}

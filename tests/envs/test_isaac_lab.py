@@ -389,6 +389,22 @@ def test_a_task_is_trained(fake: int, mode: str | None, run_dir: Path) -> None:
     assert chosen(run_dir) == (TASK, {None: "batch", "v1": "continuous", "v2": "batch"}.get(mode, mode))
 
 
+@pytest.mark.parametrize("version", [3])
+def test_a_trained_policy_is_tried_on_one_episode_of_each_environment(
+    fake: int, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--task", TASK, *FEW, "--run-dir", str(run_dir), "-q"]) == 0
+    capsys.readouterr()
+    assert main(["eval", str(run_dir), "--episodes", "3"]) == 0
+    # Lengths 2, 3 and 4; every step's reward is its number: returns 3, 6 and 10.
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "return 6.33 ± 2.87 (min 3.00, median 6.00, max 10.00), length 3.0, over 3 episodes"
+    )
+    assert main(["eval", str(run_dir), "--render", str(run_dir / "film")]) == 2
+    assert main(["train", "--task", TASK, *FEW, "--eval-every", "10", "--run-dir", str(run_dir) + "2"]) == 2
+    assert "leave out --eval-every" in capsys.readouterr().err
+
+
 def test_the_command_starts_the_app_before_torch(version: int, run_dir: Path) -> None:
     code = "import sys, freerun.cli, isaaclab; sys.exit(freerun.cli.main() or print(*isaaclab.EVENTS))"
     run = python(version, "-c", code, "train", TASK, "--headless", *FEW, "--run-dir", str(run_dir), "-q")
@@ -409,6 +425,10 @@ def test_a_simulator_that_fails_ends_the_run_with_its_own_words_and_a_policy(ver
     assert summary["updates"] >= 1
     policy = freerun.load_policy(run_dir)
     assert policy.act(np.zeros((1, 3), np.float32), None).action.shape == (1, 2)
+    words = ["--resume", str(run_dir), "--total-steps", str(summary["env_steps"] + 96), "-q"]
+    resumed = python(version, "-m", "freerun", "train", *words)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads((run_dir / "summary.json").read_text())["updates"] > summary["updates"]
 
 
 @pytest.mark.parametrize("version", [3])
