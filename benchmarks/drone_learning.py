@@ -108,6 +108,8 @@ def markdown(records: list[dict[str, Any]]) -> str:
             )
         cells.append(f"{median(record['curve'][-1][1] for record in runs):.0f}")
         lines.append(f"| {' | '.join(cells)} |")
+    notes = sorted({record["note"] for record in records if "note" in record})
+    lines += ["", *(f"{note}." for note in notes)] if notes else []
     return "\n".join(lines) + "\n"
 
 
@@ -124,7 +126,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     for axis in axes:
         axis.axhline(LEARNED, color="grey", linewidth=0.8, linestyle=":")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False)
+    axes[1].legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="lower right")
     figure.savefig(path, dpi=150)
 
 
