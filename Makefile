@@ -64,6 +64,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sample_efficiency.py
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/python benchmarks/beside_rsl_rl.py
+	$(BIN)/python benchmarks/ray_straggler.py
+	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/network_defence.py
 	$(BIN)/python benchmarks/cyber.py
 	$(BIN)/python benchmarks/cyber_learning.py

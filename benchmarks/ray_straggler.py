@@ -237,7 +237,7 @@ def tables(report: dict[str, Any]) -> str:
             "",
             f"`{STRAGGLER}`, --max-lag 1, PPO training all the while. Warm: from `freerun.train()` to the end of the "
             "first update. Publish: the learner's time for `ray.put`; fetch: an actor's time for new weights; both as "
-            "shares of the run. A policy of 2 MB keeps both cores busy by itself.",
+            "shares of the run.",
             "",
             "| policy × actors | runs | weights MB | steps/s | efficiency | start-up s | warm s | publish | fetch "
             "| MB per actor |",

@@ -269,3 +269,16 @@ class UnsupportedAction(Audit):
 
 def not_an_env() -> int:
     return 3
+
+
+class FailsInEpisode(Audit):
+    """Raises in the one episode that was given this seed."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._bad_seed = seed
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        if seed == self._bad_seed:
+            raise ZeroDivisionError("the simulator fell over")
+        return super().reset(seed=seed, options=options)

@@ -16,13 +16,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from freerun.core import EnvFailure, UserError
+from freerun.core import EnvFailure, LearnerFailure, UserError
 
 INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 a failure of the environment, 2 bad input, 130 interrupted."""
+    """Exit codes: 0 done, 1 a failure of the environment or of another learner, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         _print_help()
@@ -46,7 +46,7 @@ def _run(words: list[str]) -> int:
     except UserError as error:
         print(f"freerun: {error}", file=sys.stderr)
         return 2
-    except EnvFailure as failure:
+    except (EnvFailure, LearnerFailure) as failure:
         print(f"freerun: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -118,11 +118,14 @@ def _start_simulator_of(run_dir: Path) -> None:
 def train(words: list[str]) -> int:
     """Train an agent on an environment."""
     task = _start_simulator(words)
-    from freerun import experiment, registry
+    from freerun import experiment, learners, registry
     from freerun.presets import settings_of
 
     # Pre-emptible machines and `timeout` send SIGTERM: it ends a run as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not learners.is_first():  # torchrun sends signals to all: the others end with the first
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
     first, rest = tyro.cli(_First, args=words, return_unknown_args=True, add_help=False)
     options: dict[str, Any] = {}
     resumed = None
@@ -167,6 +170,8 @@ def train(words: list[str]) -> int:
         return _train_workflows(config)
     result = experiment.run(config, resumed=resumed)
     summary = result.summary
+    if not learners.is_first():
+        return INTERRUPTED if summary["outcome"] == "interrupted" else 0
     print(
         f"{summary['outcome'].capitalize()}: {summary['env_steps']:,} steps, "
         f"{summary['episodes']:,} episodes, {summary['updates']} updates in {summary['wall_seconds']:.1f} s "

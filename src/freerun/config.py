@@ -90,6 +90,10 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """The learning algorithm; `freerun list` names them."""
     mode: str = "freerun"
     """The way of collecting; `freerun list` names them."""
+    num_learners: int = 1
+    """Learners that update together, on this machine or (with --mode ray) in the cluster: each collects its share and
+    works out its share of every gradient. They share --num-workers. docs/learners.md says when that pays, and how to
+    start them with torchrun instead."""
     num_workers: int | None = None
     """Worker processes (one per core if not given; sequential has one worker, this process; continuous has
     --num-collectors and batch has one)."""
@@ -143,6 +147,7 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
 
     def __post_init__(self) -> None:
         for name in (
+            "num_learners",
             "num_workers",
             "total_steps",
             "total_episodes",

@@ -49,6 +49,10 @@ class WorkerHung(EnvFailure):
     """It showed no sign of life for longer than the step timeout."""
 
 
+class LearnerFailure(Exception):
+    """Another of several learners failed, or is gone: the text says which and why."""
+
+
 def import_callable(name: str, what: str) -> Callable[..., Any]:
     """The function or class that a user has named as module:callable."""
     module_name, _, attribute = name.partition(":")
@@ -172,20 +176,39 @@ SERIES_SEED_BITS = 32
 """And their environments are reset with seeds whose bits from here on are k: that is how they know which one it is."""
 
 
-def episode_seed(run_seed: int, episode: int) -> int:
+class SharedSeed(NamedTuple):
+    """The seed of a run with several learners: each plays every `num_learners`-th episode and counts its own."""
+
+    run_seed: int
+    learner: int
+    num_learners: int
+
+    def number(self, episode: Any) -> Any:
+        """An episode's number in the run."""
+        return episode * self.num_learners + self.learner
+
+
+RunSeed = int | SharedSeed
+
+
+def episode_seed(run_seed: RunSeed, episode: int) -> int:
     """The seed that the environment of an episode is reset with (decision 5: randomness belongs to the episode)."""
-    seed = int(np.random.SeedSequence((run_seed, _in_series(episode))).generate_state(1)[0] >> 1)
+    seed = int(np.random.SeedSequence(_in_run(run_seed, episode)).generate_state(1)[0] >> 1)
     return episode >> SERIES_BITS << SERIES_SEED_BITS | seed
 
 
-def episode_rng(run_seed: int, episode: int) -> np.random.Generator:
+def episode_rng(run_seed: RunSeed, episode: int) -> np.random.Generator:
     """The generator that samples an episode's actions."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((run_seed, _in_series(episode), 1))))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((*_in_run(run_seed, episode), 1))))
 
 
-def _in_series(episode: int) -> int:
-    """Its number in its own training, which thus meets the same episodes as if it were the only one."""
-    return episode & (1 << SERIES_BITS) - 1
+def _in_run(run_seed: RunSeed, episode: int) -> tuple[int, int]:
+    """The run's seed, and the episode's number in its own training, which thus meets the same episodes as if it were
+    the only one."""
+    number = episode & (1 << SERIES_BITS) - 1
+    if isinstance(run_seed, SharedSeed):
+        return run_seed.run_seed, run_seed.number(number)
+    return run_seed, number
 
 
 # ---------------------------------------------------------------------------------------------- data
@@ -259,7 +282,10 @@ AnySegment = Segment | TensorSegment
 
 @dataclass(frozen=True)
 class Demand:
-    """What an algorithm needs before its next update; empty means "update now"."""
+    """What an algorithm needs before its next update; empty means "update now".
+
+    Given both, so many episodes are what the steps have been found to come to.
+    """
 
     episodes: int = 0
     steps: int = 0
@@ -512,6 +538,35 @@ class Algorithm(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+class Peers(Protocol):
+    """The learners of a run that update together, as one of them sees them. All must call the same, in the same order:
+    a call waits for the others."""
+
+    index: int
+    count: int
+
+    def sum(self, tensor: Any) -> None:
+        """A tensor's sum over all learners, in place: the same bits for everyone."""
+        ...
+
+    def gather(self, thing: Any) -> list[Any]:
+        """What each of them has brought, in their order."""
+        ...
+
+
+class Alone:
+    """One learner."""
+
+    index = 0
+    count = 1
+
+    def sum(self, tensor: Any) -> None:
+        """It is the sum."""
+
+    def gather(self, thing: Any) -> list[Any]:
+        return [thing]
+
+
 class Gauge(Protocol):
     """Something measured beside the learning: it adds to the record of an update."""
 
@@ -533,7 +588,7 @@ class CollectorSettings:
     num_workers: int
     max_lag: int | None
     """None sets no limit: workers wait only where there is no room for what they would collect."""
-    seed: int
+    seed: RunSeed
     deterministic: bool = False
     tracks: Tracks = field(default_factory=NoTracks)
     """Worker k notes what it does on track k."""

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,18 +19,23 @@ import gymnasium
 import numpy as np
 from rich.console import Console
 
+from freerun import learners
+from freerun.collectors.joint import Joint, share_of_start
 from freerun.collectors.trials import Trials
 from freerun.config import DEFAULT_TOTAL_STEPS, NoOptions, TrainConfig
 from freerun.core import (
     SERIES_BITS,
     Algorithm,
+    Alone,
     Collector,
     CollectorSettings,
     Counts,
     Gauge,
     MetricSink,
+    Peers,
     Policy,
     Renewable,
+    SharedSeed,
     Start,
     TensorEnv,
     UserError,
@@ -55,6 +59,7 @@ from freerun.telemetry.background import Background
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.classic import ClassicLines
 from freerun.telemetry.figures import RecentRecords
+from freerun.telemetry.joint_ledger import JointLedger
 from freerun.telemetry.jsonl import JsonLines
 from freerun.telemetry.ledger import Ledger
 from freerun.telemetry.machine import Machine
@@ -95,15 +100,22 @@ class Pool:
         self.incidents = IncidentFile()
         self._collector: Renewable | None = None
 
-    def collector(self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start) -> Collector:
+    def collector(
+        self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start, peers: Peers | None = None
+    ) -> Collector:
         """The workers that are there, or new ones."""
+        peers = peers or Alone()
         if self._collector is None:
-            self._collector = self._start(config, algorithm, start)
+            self._collector = self._start(config, algorithm, start, peers)
         else:
             self._collector.renew(start)
-        return self._collector
+        if peers.count == 1:
+            return self._collector
+        mode = lookup("mode", config.mode, MODES)
+        whole = mode.whole_episodes and getattr(config.collector, "segment_steps", None) is None
+        return Joint(self._collector, peers, start, whole, mode.takes_turns)
 
-    def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start) -> Renewable:
+    def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start, peers: Peers) -> Renewable:
         num_workers = config.num_workers or 1
         stages: Mapping[str, Any] = getattr(algorithm, "stages", {})
         names = [*(f"worker {worker}" for worker in range(num_workers)), "learner", *stages]
@@ -113,7 +125,7 @@ class Pool:
         settings = CollectorSettings(
             num_workers,
             config.max_lag,
-            config.seed,
+            config.seed if peers.count == 1 else SharedSeed(config.seed, peers.index, peers.count),
             config.deterministic,
             self.tracks,
             config.step_timeout,
@@ -121,7 +133,7 @@ class Pool:
             config.on_nan or "stop",
             self.incidents,
             config.algorithm.acceleration,
-            start,
+            start if peers.count == 1 else share_of_start(start, peers),
         )
         mode = lookup("mode", config.mode, MODES)
         if isinstance(self.factory, TensorEnvs):
@@ -149,27 +161,34 @@ def run(
     """
     config = complete(config)
     flat_config = flatten_config(config)
-    if resumed is None:
-        folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
-    else:
+    if resumed is not None:
         check_changes(config, resumed)
-        folder = RunFolder(resumed.path.parent.parent)
-    state = resumed.state if resumed else {}
     outcome, error = "failed", None
     with contextlib.ExitStack() as stack:
+        if pool is not None and config.num_learners > 1:
+            raise UserError("several workflows are trained by one learner: leave --num-learners out")
+        learner = stack.enter_context(learners.joined(config, functools.partial(run, resumed=resumed)))
+        peers, config = learner.peers, learner.config
+        if resumed is None or peers.index > 0:
+            folder = RunFolder.choose(config.run_dir, flat_config["env"], config.mode)
+        else:
+            folder = RunFolder(resumed.path.parent.parent)
         if pool is None:
             pool = Pool(_make_envs(config))
             stack.callback(pool.close)
-        algorithm = make_algorithm(config, pool.factory)
+        algorithm = make_algorithm(config, pool.factory, peers)
         _check_fit(config, algorithm)
         budget = Budget(config.total_steps, config.total_episodes)
-        ledger = Ledger(first_episode=series << SERIES_BITS)
+        ledger = Ledger(first_episode=series << SERIES_BITS) if peers.count == 1 else JointLedger(peers)
         start = Start(series << SERIES_BITS)
         if resumed is not None:
+            start = _restore(resumed.state, algorithm, ledger)
+            resumed = resumed if peers.index == 0 else None  # the others have no folder to go on in
+        state = resumed.state if resumed else {}
+        if resumed is not None:
             stack.callback(folder.claim())
-            start = _restore(state, algorithm, ledger)
         started = time.perf_counter()
-        collector = pool.collector(config, algorithm, start)
+        collector = pool.collector(config, algorithm, start, peers)
         startup_seconds = time.perf_counter() - started
         kept_config = {**flat_config, "run_dir": None}
         if resumed is None:
@@ -191,7 +210,9 @@ def run(
             Checkpoints(folder.path, config.keep_checkpoints, resumed),
             Interval.read(config.checkpoint_every),
             ledger,
-            lambda metrics: _state(kept_config, algorithm, ledger, collector.counts(), lines, metrics),
+            lambda metrics: (
+                None if peers.index > 0 else _state(kept_config, algorithm, ledger, collector.counts(), lines, metrics)
+            ),
             ledger.steps,
             is_resumed=resumed is not None,
         )
@@ -205,13 +226,15 @@ def run(
         timeline = Timeline(folder.timeline_path, pool.tracks, collector.counts, machine)
         stack.callback(_write_trace, folder)
         stack.callback(timeline.close)
-        shares = Shares(collector.num_workers, pool.tracks)
+        shares = Shares(config.num_workers or 1, pool.tracks)
         closing = [part.close for part in lines.values()] + [part.close for part in sinks]
         for close in closing + [part.close for part in gauges]:
             stack.callback(close)
         started = time.perf_counter()
         try:
-            with interruptible(lambda: keeper.is_at_rest, keeper.ask_to_stop):
+            # The others end with the first.
+            mine = interruptible(lambda: keeper.is_at_rest, keeper.ask_to_stop)
+            with mine if peers.index == 0 else contextlib.nullcontext():
                 learn = functools.partial(train, algorithm, collector, budget, ledger, sinks, gauges, shares)
                 if hasattr(collector, "beside"):
                     collector.beside(learn)
@@ -219,6 +242,7 @@ def run(
                     learn()
             outcome = "finished"
         except KeyboardInterrupt:
+            learner.interrupted()
             outcome = "interrupted"
         except Exception as failure:
             error = str(failure)
@@ -228,7 +252,7 @@ def run(
             summary = {
                 "outcome": outcome,
                 **({} if error is None else {"error": error}),
-                **{name: flat_config[name] for name in ("mode", "algo", "env", "seed", "num_workers")},
+                **{name: flat_config[name] for name in ("mode", "algo", "env", "seed", "num_workers", "num_learners")},
                 "startup_seconds": startup_seconds,
                 **_figures(ledger, collector.counts(), pool.incidents.by_kind, wall_seconds),
                 "advice": recent.advice(),
@@ -395,7 +419,7 @@ def _figures(ledger: Ledger, counts: Counts, incidents: Mapping[str, int], wall_
 
 def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     """Fill in what was left open, so that config.json says everything."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"num_learners": learners.num_learners(config)}
     if is_isaac_task(config.env):
         config = dataclasses.replace(config, env=resolve(config.env))
     if config.total_steps is None and config.total_episodes is None:
@@ -403,9 +427,11 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     if _is_tensors(config):
         changes["collector"] = _for_tensors(config.collector)
         changes["num_workers"] = changes["collector"].num_workers or 1
+        if changes["num_learners"] > 1:
+            raise UserError("environments that are tensors have one learner so far: leave --num-learners out")
     elif config.num_workers is None:
-        one_per_core = 1 if config.mode == "sequential" else os.cpu_count() or 1
-        changes["num_workers"] = config.collector.num_workers or one_per_core
+        one_per_core = max(learners.default_num_workers(), changes["num_learners"])
+        changes["num_workers"] = 1 if config.mode == "sequential" else config.collector.num_workers or one_per_core
     if config.device == "auto":
         import torch
 
@@ -418,6 +444,8 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
         changes["on_nan"] = "stop" if mode.whole_episodes else "continue"
     collector = changes.get("collector", config.collector)
     changes["algorithm"] = _suited(config.algorithm, collector.unit_steps, takes_turns)
+    if changes["num_learners"] > 1:
+        changes["algorithm"] = _for_several(changes["algorithm"], changes.get("device", config.device))
     return dataclasses.replace(config, **changes)
 
 
@@ -440,7 +468,20 @@ def _suited(algorithm: Any, unit_steps: int | None, takes_turns: bool) -> Any:
     return dataclasses.replace(algorithm, **changes)
 
 
-def make_algorithm(config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs) -> Algorithm:
+def _for_several(algorithm: Any, device: str) -> Any:
+    """The algorithm's settings, with those that several learners need."""
+    changes = {}
+    if getattr(algorithm, "acceleration", None) == "auto" and device.startswith("cuda"):
+        changes["acceleration"] = "none"
+        logger.warning("several learners do not record their gradient steps as CUDA graphs: one may be faster")
+    if getattr(algorithm, "stages", None) == "concurrent":
+        changes["stages"] = "in-turn"
+    return dataclasses.replace(algorithm, **changes)
+
+
+def make_algorithm(
+    config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs, peers: Peers | None = None
+) -> Algorithm:
     import torch  # here and not above: `freerun list` and the workers do without it
 
     device = config.device
@@ -453,7 +494,7 @@ def make_algorithm(config: TrainConfig[Any, Any], factory: GymnasiumFactory | Te
         torch.set_float32_matmul_precision("high")  # TF32: small networks need no more digits
     torch.use_deterministic_algorithms(config.deterministic)
     algorithm = lookup("algorithm", config.algo, ALGORITHMS).load()
-    made: Algorithm = algorithm(factory.spec, config.algorithm, config.seed, device, config.deterministic)
+    made: Algorithm = algorithm(factory.spec, config.algorithm, config.seed, device, config.deterministic, peers)
     return made
 
 

@@ -18,6 +18,7 @@ MAY_CHANGE = (
     "total_episodes",
     "mode",
     "num_workers",
+    "num_learners",
     "max_lag",
     "device",
     "learner_threads",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freerun.core import AnySegment, Array, Segment, TensorSegment
+from freerun.core import AnySegment, Array, EnvSpec, Segment, TensorSegment
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,14 @@ class Batch:
         return len(self.reward)
 
 
+def nothing(env: EnvSpec) -> Segment:
+    """A segment without a step: what a learner has whose peers have collected all that an update needs."""
+    obs = np.zeros((0, 1, *env.observation_space.shape), env.observation_space.dtype)
+    action = np.zeros((0, 1, *env.action_shape), env.action_space.dtype)
+    number, flag, none = np.zeros((0, 1), np.int64), np.zeros((0, 1), np.bool_), np.zeros((0, 1), np.float32)
+    return Segment(obs, action, none, none, flag, flag, obs, number, number, seconds=0.0)
+
+
 def join(segments: Sequence[AnySegment], device: torch.device) -> Batch:
     """All segments are of one kind: a collector hands over arrays, or tensors."""
     tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
@@ -54,7 +63,7 @@ def _join_arrays(segments: Sequence[Segment], device: torch.device) -> Batch:
         rows[:steps, column : column + width] = here
         mask[:steps, column : column + width] = True
         at_boundary = segment.ended.copy()
-        at_boundary[-1] = True
+        at_boundary[-1:] = True
         boundaries.append(here[at_boundary])
         boundary_next_obs.append(segment.next_obs[at_boundary])
         row, column = row + steps * width, column + width
@@ -64,7 +73,7 @@ def _join_arrays(segments: Sequence[Segment], device: torch.device) -> Batch:
 
     def flat(name: str) -> Tensor:
         arrays = [getattr(segment, name) for segment in segments]
-        return tensor(np.concatenate([array.reshape(-1, *array.shape[2:]) for array in arrays]))
+        return tensor(np.concatenate([array.reshape(math.prod(array.shape[:2]), *array.shape[2:]) for array in arrays]))
 
     return Batch(
         obs=flat("obs").flatten(1).float(),

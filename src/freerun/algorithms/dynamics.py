@@ -16,9 +16,10 @@ from torch.nn import functional
 from freerun.algorithms.networks import StackedMLP, share_one_buffer
 from freerun.algorithms.replay import Steps
 from freerun.algorithms.sac import SACConfig
+from freerun.algorithms.sharing import average, portion, whole
 from freerun.algorithms.terminations import LEARNED, find
 from freerun.capture import Repeated, choose, fused
-from freerun.core import Acceleration, Metrics, UserError
+from freerun.core import Acceleration, Alone, Metrics, Peers, UserError
 
 WEIGHT_DECAY = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
 """Per layer, as in the paper's code; further layers take the last but one."""
@@ -123,9 +124,21 @@ def gaussian_loss(mean: Tensor, log_variance: Tensor, target: Tensor) -> Tensor:
 
 
 class Model:
-    """The elites of one training, frozen: what rollouts use while the next training goes on."""
+    """The elites of one training, frozen: what rollouts use while the next training goes on.
 
-    def __init__(self, config: DynamicsConfig, obs_size: int, action_size: int, seed: int, device: torch.device):
+    Several learners predict the same rows, each its share of them.
+    """
+
+    def __init__(
+        self,
+        config: DynamicsConfig,
+        obs_size: int,
+        action_size: int,
+        seed: int,
+        device: torch.device,
+        peers: Peers | None = None,
+    ):
+        self._peers = peers or Alone()
         self.version = 0
         self._ends = find(config.termination)
         sizes = (obs_size + action_size, config.model_hidden_sizes, obs_size + 1)
@@ -151,9 +164,13 @@ class Model:
         # Sorting random numbers gives a random order without asking the host (which `randperm` may do).
         order = torch.rand(num_rows, generator=self.generator, device=obs.device).argsort()
         x = self._inputs.apply(torch.cat([obs, action], dim=1))[order].view(num_elites, num_rows // num_elites, -1)
-        mean, log_variance, end = self._nets(x)
-        noise = torch.randn(mean.shape, generator=self.generator, device=obs.device)
-        drawn = (mean + (0.5 * log_variance).exp() * noise).view(num_rows, -1)
+        noise_shape = (*x.shape[:2], self._nets.num_targets)
+        mine = portion(self._peers, x.shape[1])
+        mean, log_variance, end = self._nets(x[:, mine])
+        noise = torch.randn(noise_shape, generator=self.generator, device=obs.device)[:, mine]
+        parts = torch.cat([mean + (0.5 * log_variance).exp() * noise, end], dim=2)
+        drawn, end = torch.split(whole(self._peers, parts, x.shape[1], dim=1), [noise_shape[2], end.shape[2]], dim=2)
+        drawn = drawn.reshape(num_rows, -1)
         predicted = torch.empty_like(drawn)
         predicted[order] = drawn
         change = self._targets.undo(predicted)
@@ -193,10 +210,22 @@ class Training:
 
 
 class Dynamics:
-    """Trains the ensemble. Between `prepare` and the end of `fit` it touches nothing that others use."""
+    """Trains the ensemble. Between `prepare` and the end of `fit` it touches nothing that others use.
 
-    def __init__(self, config: DynamicsConfig, obs_size: int, action_size: int, seed: int, device: torch.device):
+    Several learners draw the same batches, and each works on its share of the rows, also of those held out.
+    """
+
+    def __init__(
+        self,
+        config: DynamicsConfig,
+        obs_size: int,
+        action_size: int,
+        seed: int,
+        device: torch.device,
+        peers: Peers | None = None,
+    ):
         self._config = config
+        self._peers = peers or Alone()
         self._device = device
         ends = find(config.termination) is None
         num_inputs, num_targets = obs_size + action_size, obs_size + 1
@@ -290,11 +319,13 @@ class Dynamics:
         num_nets, num_rows = len(self._nets.lowest), self._config.model_batch_size
         chance = torch.rand((num_nets, num_rows), generator=self.generator, device=self._device)
         index = torch.minimum((chance * self._num_train).long(), self._num_train.long() - 1)
-        loss = self._loss(self._rows[index])
+        mine = portion(self._peers, num_rows)
+        loss = self._loss(self._rows[index[:, mine]])
         gradients = torch.autograd.grad(loss, list(self._nets.parameters()))
         gradient = self._weights.grad
         assert gradient is not None
         torch.cat([part.reshape(-1) for part in gradients], out=gradient)
+        average(self._peers, gradient, (mine.stop - mine.start) / num_rows)
         gradient.addcmul_(self._decay, self._weights.detach())
         self._optimizer.step()
 
@@ -315,10 +346,13 @@ class Dynamics:
         The plain mean would speak of the one that is hardest to predict and stop training while the others still
         gain: of five numbers of InvertedPendulum, the reward made up nine tenths of it.
         """
-        x, y, _ = torch.split(self._held_out, list(self._sizes), dim=1)
+        num_rows = len(self._held_out)
+        x, y, _ = torch.split(self._held_out[portion(self._peers, num_rows)], list(self._sizes), dim=1)
         mean, _, _ = self._nets(x.expand(len(self._nets.lowest), *x.shape))
-        errors = (mean - y).square().mean(dim=1).clamp(min=SMALLEST_ERROR)
-        error: Tensor = errors.log().mean(dim=1).exp()
+        squares = (mean - y).square()
+        errors = squares.mean(dim=1) if self._peers.count == 1 else squares.sum(dim=1) / num_rows
+        self._peers.sum(errors)
+        error: Tensor = errors.clamp(min=SMALLEST_ERROR).log().mean(dim=1).exp()
         return error
 
     def metrics(self) -> Metrics:

@@ -22,7 +22,7 @@ from freerun.algorithms.replay import Draw, Replay, ReplayConfig, Steps
 from freerun.algorithms.sac import OffPolicy, Pace, SoftPolicy
 from freerun.algorithms.stage import Stage
 from freerun.capture import Repeated, choose
-from freerun.core import Acceleration, EnvSpec, Metrics, UserError
+from freerun.core import Acceleration, EnvSpec, Metrics, Peers, UserError
 
 logger = logging.getLogger("freerun")
 
@@ -126,12 +126,14 @@ class Rollouts:
 class MBPO(OffPolicy):
     config: MBPOConfig
 
-    def __init__(self, env: EnvSpec, config: MBPOConfig, seed: int, device: str, deterministic: bool):
-        super().__init__(env, config, seed, device, deterministic)
+    def __init__(
+        self, env: EnvSpec, config: MBPOConfig, seed: int, device: str, deterministic: bool, peers: Peers | None = None
+    ):
+        super().__init__(env, config, seed, device, deterministic, peers)
         sizes = (self.spec.obs_size, self.spec.gaussian_size)
         acceleration = choose(config.acceleration, self._device)
-        self._dynamics = Dynamics(config, *sizes, seed, self._device)
-        self._model = Model(config, *sizes, seed, self._device)
+        self._dynamics = Dynamics(config, *sizes, seed, self._device, self._peers)
+        self._model = Model(config, *sizes, seed, self._device, self._peers)
         longest = config.rollout_length_end or config.rollout_length
         capacity = int(config.rollouts_per_step * config.model_steps_kept * longest)
         self._imagined = Replay(max(1, capacity), *sizes, ReplayConfig(), seed + 1, self._device, acceleration)
@@ -143,6 +145,8 @@ class MBPO(OffPolicy):
         self._training: Training | None = None
         self._num_rollbacks = 0
         concurrent = config.stages == "concurrent" and not deterministic
+        if concurrent and self._peers.count > 1:
+            raise UserError("several learners take the stages of MBPO in turn: give --stages in-turn")
         self._training_stage: Stage[Training] | None = Stage("model", self._device) if concurrent else None
         self._rollout_stage: Stage[list[Steps]] | None = Stage("rollout", self._device) if concurrent else None
 

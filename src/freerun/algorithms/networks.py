@@ -105,7 +105,7 @@ class ActorCritic(nn.Module):
         """Of actions under the actor's output `head`."""
         if self.spec.gaussian_size:
             return gaussian_log_prob(head, self.log_std, action)
-        return categorical_log_prob(head, self.spec.categories, action.reshape(len(action), -1))
+        return categorical_log_prob(head, self.spec.categories, action[:, None].flatten(1))
 
     def entropy(self, head: Tensor) -> Tensor:
         if self.spec.gaussian_size:

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from freerun.core import Alone, Peers
+
 EPSILON = 1e-8
 
 
@@ -18,10 +20,15 @@ class RunningMoments:
         self.mean: NDArray[np.float64] = np.zeros(shape)
         self.variance: NDArray[np.float64] = np.ones(shape)
 
-    def update(self, rows: Tensor) -> None:
-        rows = rows.double()
-        count = len(rows)
-        variance, mean = (moment.cpu().numpy() for moment in torch.var_mean(rows, dim=0, correction=0))
+    def update(self, rows: Tensor, peers: Peers | None = None) -> None:
+        """Add these rows, and those of the other learners."""
+        variance, mean = (moment.cpu().numpy() for moment in torch.var_mean(rows.double(), dim=0, correction=0))
+        for moments in (peers or Alone()).gather((len(rows), mean, variance)):
+            self._merge(*moments)
+
+    def _merge(self, count: int, mean: NDArray[np.float64], variance: NDArray[np.float64]) -> None:
+        if count == 0:
+            return
         if self.count == 0:
             self.count, self.mean, self.variance = float(count), mean, variance
             return

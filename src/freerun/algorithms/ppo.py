@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from freerun.algorithms.actor import NORMALIZED_LIMIT, Activation, ActorSpec, MLPActor
-from freerun.algorithms.batch import Batch, join
+from freerun.algorithms.batch import Batch, join, nothing
 from freerun.algorithms.networks import ActorCritic, share_one_buffer
 from freerun.algorithms.normalization import RunningMoments
 from freerun.algorithms.returns import (
@@ -24,9 +24,21 @@ from freerun.algorithms.returns import (
     proximal_log_prob,
     vtrace,
 )
+from freerun.algorithms.sharing import JoinedRows, Size, average, first_episode, mean
 from freerun.algorithms.torch_actor import TorchActor, build
 from freerun.capture import Repeated
-from freerun.core import Acceleration, AnySegment, Demand, EnvSpec, Metrics, Policy, UserError, callable_name
+from freerun.core import (
+    Acceleration,
+    Alone,
+    AnySegment,
+    Demand,
+    EnvSpec,
+    Metrics,
+    Peers,
+    Policy,
+    UserError,
+    callable_name,
+)
 
 DEFAULT_STEPS_PER_UPDATE = 2048
 ENTROPY_ROWS = 4096
@@ -138,10 +150,17 @@ def _acceleration(config: PPOConfig, device: torch.device) -> Acceleration:
 
 
 class PPO:
-    """Learns from whole segments; values and advantages are computed here, with the newest weights."""
+    """Learns from whole segments; values and advantages are computed here, with the newest weights.
 
-    def __init__(self, env: EnvSpec, config: PPOConfig, seed: int, device: str, deterministic: bool):
+    Several learners take each gradient step together, from the minibatch that one would have drawn of all segments:
+    each has its own of them, and thus some of the minibatch's rows.
+    """
+
+    def __init__(
+        self, env: EnvSpec, config: PPOConfig, seed: int, device: str, deterministic: bool, peers: Peers | None = None
+    ):
         self.config = config
+        self._peers = peers or Alone()
         network = config.network
         hidden_sizes = config.hidden_sizes if network is None else ()
         spec = ActorSpec.of(env, hidden_sizes, config.activation, config.normalize_obs)
@@ -162,6 +181,8 @@ class PPO:
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = share_one_buffer(self._net)
         self._acceleration = _acceleration(config, self._device)
+        if self._peers.count > 1 and self._acceleration != "none":
+            raise UserError("several learners cannot record their gradient steps: give --acceleration none")
         captures = self._acceleration != "none"
         # A recorded gradient step must find the learning rate on the device.
         learning_rate = torch.tensor(config.learning_rate, device=self._device) if captures else config.learning_rate
@@ -170,29 +191,34 @@ class PPO:
         self._obs_moments = RunningMoments((spec.obs_size,))
         self._return_moments = RunningMoments()
         self._segments: list[AnySegment] = []
+        self._sizes: list[Size] = []  # of the segments of all learners
+        self._nothing = nothing(env)
 
     def demand(self) -> Demand:
         if self.config.episodes_per_update is not None:
-            return Demand(episodes=max(0, self.config.episodes_per_update - len(self._segments)))
+            return Demand(episodes=max(0, self.config.episodes_per_update - len(self._sizes)))
         steps = self.config.steps_per_update or DEFAULT_STEPS_PER_UPDATE
-        return Demand(steps=max(0, steps - sum(segment.num_steps for segment in self._segments)))
+        return Demand(steps=max(0, steps - sum(size.num_steps for size in self._sizes)))
 
     def observe(self, segments: Sequence[AnySegment]) -> None:
         self._segments.extend(segments)
+        mine = [Size(first_episode(segment), self._peers.index, segment.num_steps) for segment in segments]
+        self._sizes.extend(size for sizes in self._peers.gather(mine) for size in sizes)
 
     def update(self, version: int, progress: float) -> Metrics:
-        batch = join(self._segments, self._device)
-        self._segments = []
+        batch = join(self._segments or [self._nothing], self._device)
+        joined = JoinedRows(self._peers, self._sizes, self._device)
+        self._segments, self._sizes = [], []
         if self.config.anneal_learning_rate:
             self._set_learning_rate(self.config.learning_rate * (1 - progress))
-        metrics = self._learn(batch, version - batch.version)
+        metrics = self._learn(batch, joined, version - batch.version)
         if self.config.normalize_obs:
             # Only now: acting and learning of one version must see the same statistics, or the ratio is not 1.
             self._update_obs_moments(batch.obs)
         self._net.export(self.policy)
         return metrics
 
-    def _learn(self, batch: Batch, lag: Tensor) -> Metrics:
+    def _learn(self, batch: Batch, joined: JoinedRows, lag: Tensor) -> Metrics:
         config, net = self.config, self._net
         obs = net.normalize(batch.obs)
         action, behaviour = batch.action, batch.log_prob
@@ -204,12 +230,16 @@ class PPO:
             limit = 1.0 if config.lag_correction == "vtrace" else config.max_importance_weight
             weight = importance_weight(proximal, behaviour, limit)
             advantage, target = self._advantage(batch, value, weight)
+            advantage_of_all, target_of_all, value_of_all = joined.join(torch.stack([advantage, target, value]))
         lesson = Lesson(obs, action, proximal, weight, advantage, target)
-        study = self._replay if self._can_capture(len(batch)) else self._study
-        measured, num_gradient_steps = study(lesson)
+        if self._can_capture(len(batch)):
+            measured, num_gradient_steps = self._replay(lesson)
+        else:
+            measured, num_gradient_steps = self._study(lesson, joined, advantage_of_all)
         with torch.no_grad():
-            entropy = net.entropy(net.actor(obs[:ENTROPY_ROWS])).mean()
-            explained = 1 - (target - value).var() / (target.var() + 1e-8)
+            entropy = mean(net.entropy(net.actor(obs[:ENTROPY_ROWS])))
+            average(self._peers, entropy, len(batch) / joined.total)
+            explained = 1 - (target_of_all - value_of_all).var() / (target_of_all.var() + 1e-8)
         policy_loss, value_loss, kl, clipped, entropy_now, explained_variance = torch.cat(
             [measured, torch.stack([entropy, explained])]
         ).tolist()
@@ -224,41 +254,65 @@ class PPO:
             "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
         }
 
-    def _study(self, lesson: Lesson) -> tuple[Tensor, int]:
+    def _study(self, lesson: Lesson, joined: JoinedRows, advantage_of_all: Tensor) -> tuple[Tensor, int]:
         """Gradient steps one by one: the means of what they measured, and how many there were."""
         log_ratios, losses = [], []
         target_kl = self.config.target_kl
-        for rows in self._minibatches(len(lesson.obs)):
-            loss, policy_loss, value_loss, log_ratio = self._losses(*(part[rows] for part in lesson))
+        num_rows_seen = 0
+        for rows_of_all in self._minibatches(joined.total):
+            rows = joined.here(rows_of_all)
+            share = len(rows) / len(rows_of_all)
+            num_rows_seen += len(rows_of_all)
+            scale = None if share == 1 else advantage_of_all[rows_of_all]
+            mine = Lesson(*(part[rows] for part in lesson))
+            loss, policy_loss, value_loss, log_ratio = self._losses(*mine, advantage_of_all=scale)
             log_ratios.append(log_ratio)
-            if target_kl is not None and approx_kl(log_ratio) > 1.5 * target_kl:
+            if target_kl is not None and self._moved(log_ratio, share)[0] > 1.5 * target_kl:
                 break
-            self._step(loss)
-            losses.append(torch.stack([policy_loss, value_loss]))
+            self._step(loss, share)
+            losses.append(share * torch.stack([policy_loss, value_loss]))
         mean_losses = torch.stack(losses).mean(dim=0) if losses else torch.full((2,), float("nan"), device=self._device)
-        return torch.cat([mean_losses, self._moved(torch.cat(log_ratios))]), len(losses)
+        self._peers.sum(mean_losses)
+        every_log_ratio = torch.cat(log_ratios)
+        return torch.cat([mean_losses, self._moved(every_log_ratio, len(every_log_ratio) / num_rows_seen)]), len(losses)
 
     def _losses(
-        self, obs: Tensor, action: Tensor, proximal: Tensor, weight: Tensor, advantage: Tensor, target: Tensor
+        self,
+        obs: Tensor,
+        action: Tensor,
+        proximal: Tensor,
+        weight: Tensor,
+        advantage: Tensor,
+        target: Tensor,
+        advantage_of_all: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of a minibatch: what to descend, its two parts, and how far the policy has moved."""
+        """Of a minibatch: what to descend, its two parts, and how far the policy has moved.
+
+        Where other learners have some of its rows, advantages are scaled by those of all.
+        """
         config, net = self.config, self._net
         head = net.actor(obs)
         log_ratio = net.log_prob(head, action) - proximal
-        if config.normalize_advantage and len(advantage) > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        of_all = advantage if advantage_of_all is None else advantage_of_all
+        if config.normalize_advantage and len(of_all) > 1:
+            advantage = (advantage - of_all.mean()) / (of_all.std() + 1e-8)
         objective = clipped_objective(log_ratio.exp(), advantage, config.clip_range)
-        policy_loss = -(weight * objective).mean()
-        value_loss = (net.value(obs) - target).square().mean()
+        policy_loss = -mean(weight * objective)
+        value_loss = mean((net.value(obs) - target).square())
         loss = policy_loss + config.value_coef * value_loss
         if config.entropy_coef:
-            loss = loss - config.entropy_coef * net.entropy(head).mean()
+            loss = loss - config.entropy_coef * mean(net.entropy(head))
         return loss, policy_loss.detach(), value_loss.detach(), log_ratio.detach()
 
-    def _moved(self, log_ratio: Tensor) -> Tensor:
+    def _moved(self, log_ratio: Tensor, share: float = 1.0) -> Tensor:
         """How far from the policy that the update began with, and the share of actions where that was too far."""
-        clipped = ((log_ratio.exp() - 1).abs() > self.config.clip_range).float().mean()
-        return torch.stack([approx_kl(log_ratio), clipped])
+        if len(log_ratio):
+            clipped = ((log_ratio.exp() - 1).abs() > self.config.clip_range).float().mean()
+            moved = torch.stack([approx_kl(log_ratio), clipped])
+        else:
+            moved = torch.zeros(2, device=self._device)
+        average(self._peers, moved, share)
+        return moved
 
     # ------------------------------------------------------------------------------------------ as a CUDA graph
 
@@ -296,17 +350,21 @@ class PPO:
         sums += torch.cat([torch.stack([policy_loss, value_loss]), self._moved(log_ratio)])
         cursor += 1
 
-    def _step(self, loss: Tensor) -> None:
+    def _step(self, loss: Tensor, share: float = 1.0) -> None:
         gradient = self._weights.grad
         assert gradient is not None
         gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
+        average(self._peers, gradient, share)
         gradient *= (self.config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
         self._optimizer.step()
 
     def _advantage(self, batch: Batch, value: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets: worked out over time, [T, B], then back to flat rows."""
         config = self.config
+        if not len(value):
+            self._scaled_reward(batch)  # the others wait for this learner's part of the moments
+            return value, value
         rows, mask = batch.rows, batch.mask
         next_value = torch.zeros_like(value)
         inner = mask[:-1] & mask[1:]
@@ -314,6 +372,7 @@ class PPO:
         next_value[batch.boundary] = self._net.value(self._net.normalize(batch.boundary_next_obs))
         reward = self._scaled_reward(batch)[rows]
         terminated, ended = batch.terminated[rows], batch.ended[rows] | ~mask
+        ended[:-1] |= ~mask[1:]  # a segment may end before its episode: nothing flows back from beyond
         steps = (reward, value[rows], next_value[rows], terminated, ended)
         if config.lag_correction == "vtrace":
             advantage, correction = vtrace(*steps, weight[rows], config.gamma, config.gae_lambda)
@@ -328,12 +387,12 @@ class PPO:
             return batch.reward
         reward, carry = batch.reward[batch.rows], self.config.gamma * ~batch.ended[batch.rows]
         discounted = torch.empty_like(reward)
-        running = torch.zeros_like(reward[0])
+        running = torch.zeros_like(reward[:1].sum(dim=0))
         for step in range(len(reward)):
             running = running + reward[step]
             discounted[step] = running
             running = running * carry[step]
-        self._return_moments.update(discounted[batch.mask])
+        self._return_moments.update(discounted[batch.mask], self._peers)
         scaled = batch.reward * float(self._return_moments.scale)
         return scaled.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
 
@@ -346,7 +405,7 @@ class PPO:
             yield from order.chunk(self._num_minibatches(num_rows))
 
     def _update_obs_moments(self, obs: Tensor) -> None:
-        self._obs_moments.update(obs)
+        self._obs_moments.update(obs, self._peers)
         self._net.obs_mean.copy_(torch.from_numpy(self._obs_moments.mean))
         self._net.obs_scale.copy_(torch.from_numpy(self._obs_moments.scale))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from freerun.algorithms.actor import Activation, ActorSpec, MLPActor
 from freerun.algorithms.networks import StackedMLP, mlp, share_one_buffer, squash
 from freerun.algorithms.replay import Draw, Replay, ReplayConfig, Steps
+from freerun.algorithms.sharing import average, first_episode, portion, whole
 from freerun.capture import Repeated, choose, fused
-from freerun.core import Acceleration, AnySegment, Array, Demand, EnvSpec, Metrics, Segment, UserError
+from freerun.core import Acceleration, Alone, AnySegment, Array, Demand, EnvSpec, Metrics, Peers, Segment, UserError
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,16 @@ class SoftPolicy(nn.Module):
 
 
 class Agent:
-    """Policy, twin critics and temperature. `learn` neither waits for the device nor moves a tensor."""
+    """Policy, twin critics and temperature. `learn` neither waits for the device nor moves a tensor.
+
+    Several learners draw the same batch, and each works out the gradient of its share of the rows.
+    """
 
     METRICS = ("critic_loss", "actor_loss", "q_mean", "entropy", "temperature")
 
-    def __init__(self, spec: ActorSpec, config: SACConfig, seed: int, device: torch.device):
+    def __init__(self, spec: ActorSpec, config: SACConfig, seed: int, device: torch.device, peers: Peers | None = None):
+        self._peers = peers or Alone()
+        self._share = 1 / self._peers.count  # of the rows of the last batch
         self._config = config
         self._device = device
         num_actions = len(spec.low)
@@ -135,8 +141,11 @@ class Agent:
 
     def learn(self, draw: Draw) -> Tensor:
         """One gradient step of everything; returns the TD errors."""
-        steps, num_rows = draw.steps, len(draw.steps.reward)
+        num_rows = len(draw.steps.reward)
         noise = torch.randn((2 * num_rows, self._num_actions), generator=self.generator, device=self._device)
+        if self._peers.count > 1:
+            draw, noise = self._share_of(draw, noise)
+        steps = draw.steps
         action, log_prob, target = self._act(steps, noise)
         critic_loss, td_error = self._critic_loss(steps.obs, steps.action, target, draw.weight)
         self._step(critic_loss, list(self._critics.parameters()), self._critic_weights, self._critic_optimizer)
@@ -146,7 +155,17 @@ class Agent:
         parameters = list(self.soft_policy.net.parameters())
         self._step(actor_loss, parameters, self._actor_weights, self._actor_optimizer, first=to_log_temperature)
         self._sums += measured
+        if self._config.replay == "prioritised":
+            td_error = whole(self._peers, td_error, num_rows)
         return td_error
+
+    def _share_of(self, draw: Draw, noise: Tensor) -> tuple[Draw, Tensor]:
+        num_rows = len(draw.steps.reward)
+        mine = portion(self._peers, num_rows)
+        self._share = (mine.stop - mine.start) / num_rows
+        steps = Steps(*(part[mine] for part in draw.steps))
+        ends = noise.view(2, num_rows, -1)[:, mine].reshape(2 * len(steps.reward), -1)
+        return Draw(steps, draw.weight[mine], draw.rows), ends
 
     def _act_and_look_ahead(self, steps: Steps, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Actions where the steps begin, and what the critics should say there; one pass serves both ends of a step."""
@@ -180,8 +199,8 @@ class Agent:
         values: Tensor = critics(x.expand(2, *x.shape)).squeeze(-1)
         return values
 
-    @staticmethod
     def _step(
+        self,
         loss: Tensor,
         parameters: Sequence[Tensor],
         weights: nn.Parameter,
@@ -192,6 +211,7 @@ class Agent:
         gradients = [gradient.reshape(-1) for gradient in torch.autograd.grad(loss, parameters)]
         assert weights.grad is not None
         torch.cat([first.reshape(1), *gradients] if first is not None else gradients, out=weights.grad)
+        average(self._peers, weights.grad, self._share)
         optimizer.step()
 
     def td_error(self, steps: Steps) -> Tensor:
@@ -213,6 +233,7 @@ class Agent:
 
     def metrics(self) -> Metrics:
         """Means over the gradient steps since the last call."""
+        average(self._peers, self._sums, self._share)
         *sums, count = self._sums.tolist()
         self._sums.zero_()
         return {name: total / count for name, total in zip(self.METRICS, sums, strict=True)} if count else {}
@@ -240,17 +261,29 @@ class Agent:
 
 
 class OffPolicy:
-    """What SAC and MBPO share: a buffer of real steps, an agent, and gradient steps at a declared pace."""
+    """What SAC and MBPO share: a buffer of real steps, an agent, and gradient steps at a declared pace.
 
-    def __init__(self, env: EnvSpec, config: SACConfig, seed: int, device: str, deterministic: bool):
+    Each of several learners keeps the steps of all: a step is small beside the gradients that it takes part in.
+    """
+
+    def __init__(
+        self, env: EnvSpec, config: SACConfig, seed: int, device: str, deterministic: bool, peers: Peers | None = None
+    ):
         self.config = config
+        self._peers = peers or Alone()
+        for name in ("batch_size", "model_batch_size"):
+            if self._peers.count > getattr(config, name, config.batch_size):
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{self._peers.count} learners need batches of at least as many steps: raise {flag}")
         self.spec = ActorSpec.squashed(env, config.hidden_sizes, config.activation)
         self.policy = MLPActor(self.spec, scalar_actions=False, batch_invariant=deterministic)
         self._device = torch.device(device)
         self._whole_episodes = deterministic
-        self._agent = Agent(self.spec, config, seed, self._device)
+        self._agent = Agent(self.spec, config, seed, self._device, self._peers)
         sizes = (self.spec.obs_size, self.spec.gaussian_size)
         acceleration = choose(config.acceleration, self._device)
+        if self._peers.count > 1 and acceleration != "none":
+            raise UserError("several learners cannot record their gradient steps: give --acceleration none")
         self._real = Replay(config.buffer_size, *sizes, config, seed, self._device, acceleration)
         low, high = (torch.tensor(limits, device=self._device) for limits in (self.spec.low, self.spec.high))
         self._centre, self._reach = (high + low) / 2, (high - low) / 2
@@ -265,13 +298,26 @@ class OffPolicy:
         return Demand(steps=max(0, missing), whole_episodes=self._whole_episodes, next_steps=per_update)
 
     def observe(self, segments: Sequence[AnySegment]) -> None:
-        for segment in segments:
-            if isinstance(segment, Segment):
-                versions = self._tensor(segment.version).flatten()
-            else:
-                versions = torch.full((segment.num_steps,), segment.version, device=self._device)
-            self._real.add(self._steps(segment), versions)
-            self._fresh_steps += segment.num_steps
+        for steps, versions in self._of_all(segments):
+            self._real.add(steps, versions)
+            self._fresh_steps += len(versions)
+
+    def _of_all(self, segments: Sequence[AnySegment]) -> Iterator[tuple[Steps, Tensor]]:
+        """The steps of all learners, in the order in which one would have them: by episode."""
+        mine = ((self._steps(segment), self._versions(segment)) for segment in segments)
+        if self._peers.count == 1:
+            yield from mine
+            return
+        numbers = [first_episode(segment) for segment in segments]
+        arrays = [(*(part.cpu().numpy() for part in steps), versions.cpu().numpy()) for steps, versions in mine]
+        found = [part for parts in self._peers.gather(list(zip(numbers, arrays, strict=True))) for part in parts]
+        for _, (*parts, versions) in sorted(found, key=lambda part: part[0]):
+            yield Steps(*map(self._tensor, parts)), self._tensor(versions)
+
+    def _versions(self, segment: AnySegment) -> Tensor:
+        if isinstance(segment, Segment):
+            return self._tensor(segment.version).flatten()
+        return torch.full((segment.num_steps,), segment.version, device=self._device)
 
     def _tensor(self, array: Array | Tensor) -> Tensor:
         """Arrays that lie in Ray's object store cannot be written, and torch takes none of those: it gets a copy."""
@@ -336,8 +382,10 @@ class OffPolicy:
 class SAC(OffPolicy):
     """Learns from the steps in its buffer."""
 
-    def __init__(self, env: EnvSpec, config: SACConfig, seed: int, device: str, deterministic: bool):
-        super().__init__(env, config, seed, device, deterministic)
+    def __init__(
+        self, env: EnvSpec, config: SACConfig, seed: int, device: str, deterministic: bool, peers: Peers | None = None
+    ):
+        super().__init__(env, config, seed, device, deterministic, peers)
         generators = (self._agent.generator, self._real.generator)
         acceleration = choose(config.acceleration, self._device)
         self._learn = Repeated(self._learn_once, self._device, generators, acceleration)

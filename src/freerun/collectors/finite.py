@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from freerun.core import Array, Segment, UserError, episode_seed
+from freerun.core import Array, RunSeed, Segment, UserError, episode_seed
 
 
 class NotFinite(UserError):
@@ -16,7 +16,7 @@ class NotFinite(UserError):
     evidence: Segment | None = None
 
 
-def check_finite(segment: Segment, run_seed: int) -> None:
+def check_finite(segment: Segment, run_seed: RunSeed) -> None:
     """Raise NotFinite for the first number of a segment that is NaN or infinite, in the order in which they arose."""
     arrays = (segment.obs[:1], segment.action, segment.log_prob, segment.reward, segment.next_obs)
     if all(_is_finite(array) for array in arrays):
@@ -39,7 +39,7 @@ def check_finite(segment: Segment, run_seed: int) -> None:
     raise _failure(segment, run_seed, row, column, what, offset)
 
 
-def _failure(segment: Segment, run_seed: int, row: int, column: int, what: str, offset: int) -> NotFinite:
+def _failure(segment: Segment, run_seed: RunSeed, row: int, column: int, what: str, offset: int) -> NotFinite:
     number = int(segment.episode[row, column])
     since = int(np.argmax(segment.episode[:, column] == number))
     step, seed = row - since + offset, episode_seed(run_seed, number)

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from freerun.collectors.ray_vitals import tell
 from freerun.collectors.rollout import in_order
 from freerun.collectors.worker import make_rollout
-from freerun.core import EnvFailure, Segment, UserError
+from freerun.core import EnvFailure, RunSeed, Segment, UserError
 from freerun.transport.pulse import Vitals
 
 CALL_SECONDS = 0.02
@@ -31,7 +31,7 @@ class ActorSetup:
     """Everything an actor is started with. It lies in the object store once, for all of them."""
 
     factory_and_policy: bytes
-    run_seed: int
+    run_seed: RunSeed
     num_envs: int
     segment_steps: int | None
     num_workers: int

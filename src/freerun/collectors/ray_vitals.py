@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 from freerun.collectors.supervision import START_SECONDS, Silence, thread_stack
-from freerun.core import WorkerHung, episode_seed
+from freerun.core import RunSeed, WorkerHung, episode_seed
 from freerun.transport.deaths import is_stopped
 from freerun.transport.pulse import Vitals
 
@@ -57,7 +57,7 @@ class Told:
 class Sickbay:
     """Finds the actors that hang, and ends those of this machine at once (Ray itself takes five seconds)."""
 
-    def __init__(self, step_timeout: float, run_seed: int):
+    def __init__(self, step_timeout: float, run_seed: RunSeed):
         self._timeout = step_timeout
         self._run_seed = run_seed
         self._every = tell_every(step_timeout)

@@ -10,7 +10,7 @@ import numpy as np
 
 from freerun.collectors.finite import check_finite
 from freerun.collectors.tape import Tape
-from freerun.core import Array, FloatArray, Policy, Segment, VectorEnv, episode_rng, episode_seed
+from freerun.core import Array, FloatArray, Policy, RunSeed, Segment, VectorEnv, episode_rng, episode_seed
 from freerun.transport.pulse import Vitals
 
 NextEpisode = Callable[[bool], int | None]
@@ -34,7 +34,7 @@ def noted(begun: MutableSequence[int] | ctypes.Array[ctypes.c_longlong], worker:
 class Lane:
     """One environment's episode while it runs."""
 
-    def __init__(self, number: int, index: int, run_seed: int, first_row: int):
+    def __init__(self, number: int, index: int, run_seed: RunSeed, first_row: int):
         self.number = number
         self.index = index
         self.rng = episode_rng(run_seed, number)
@@ -48,7 +48,7 @@ class Rollout:
     Segments are views of the tape: take what you need of one before you ask for the next.
     """
 
-    def __init__(self, env: VectorEnv, policy: Policy, run_seed: int):
+    def __init__(self, env: VectorEnv, policy: Policy, run_seed: RunSeed):
         self._env = env
         self._policy = policy
         self._run_seed = run_seed

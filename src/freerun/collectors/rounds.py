@@ -16,6 +16,30 @@ RECENT_EPISODES = 32
 """Whose lengths say how many steps an episode that has just started will take."""
 
 
+class Lengths:
+    """How many episodes a demand in steps comes to, by those that were taken at the newest version so far."""
+
+    def __init__(self, last_round: tuple[int, int] = (0, 0)):
+        self._version = -1
+        self._steps, self._episodes = last_round
+
+    def note(self, version: int, num_steps: int, num_episodes: int) -> None:
+        if self._version != version and num_episodes:
+            self._version, self._steps, self._episodes = version, 0, 0
+        self._steps += num_steps
+        self._episodes += num_episodes
+
+    def episodes_for(self, steps: int, version: int) -> int:
+        """How many episodes to wait for now.
+
+        Lengths measured under older weights may be off: wait for most of them first, then count again.
+        """
+        if self._episodes == 0:
+            return FIRST_ROUND_EPISODES
+        estimate = steps * self._episodes / self._steps
+        return math.ceil(estimate) if self._version == version else max(1, int(0.75 * estimate))
+
+
 class Rounds:
     """Deals out episode numbers in order and hands finished episodes back in order; or segments of `unit_steps`.
 
@@ -41,8 +65,7 @@ class Rounds:
         self._started: dict[int, int] = {}  # not taken yet: version at the start
         self._finished: dict[int, Segment] = {}
         self._given_up: set[int] = set()  # not taken yet
-        self._measured_version = -1  # lengths are those of the episodes taken at this version
-        self._measured_steps, self._measured_episodes = start.last_round
+        self._lengths = Lengths(start.last_round)
         self._steps_ahead: int | None = None  # for a demand in steps: how many may be under way beyond the round
         self._recent_lengths: deque[int] = deque(start.lengths, maxlen=RECENT_EPISODES)
 
@@ -61,23 +84,12 @@ class Rounds:
         if demand.steps and self._unit_steps is not None:
             num_units, units_ahead = (math.ceil(steps / self._unit_steps) for steps in (demand.steps, next_steps))
         elif demand.steps:
-            num_units = self._episodes_for(demand.steps)
+            num_units = demand.episodes or self._lengths.episodes_for(demand.steps, self.version)
             self._steps_ahead = next_steps * self._rounds_ahead
         self._end = self._first + num_units
         self._limit = max(self._limit, self._end)
         if self._steps_ahead is None:
             self._limit = max(self._limit, self._end + units_ahead * self._rounds_ahead)
-
-    def _episodes_for(self, steps: int) -> int:
-        """How many episodes to wait for now.
-
-        Lengths measured under older weights may be off: wait for most of them first, then count again.
-        """
-        if self._measured_episodes == 0:
-            return FIRST_ROUND_EPISODES
-        estimate = steps * self._measured_episodes / self._measured_steps
-        fresh = self._measured_version == self.version
-        return math.ceil(estimate) if fresh else max(1, int(0.75 * estimate))
 
     def _may_run_ahead(self) -> bool:
         """Whether the steps expected beyond this round leave room for one more episode.
@@ -172,8 +184,5 @@ class Rounds:
             del self._started[number]
         self._given_up = {number for number in self._given_up if number >= end}
         self._first = end
-        if self._measured_version != self.version and segments:
-            self._measured_version, self._measured_steps, self._measured_episodes = self.version, 0, 0
-        self._measured_steps += sum(segment.num_steps for segment in segments)
-        self._measured_episodes += len(segments)
+        self._lengths.note(self.version, sum(segment.num_steps for segment in segments), len(segments))
         return segments

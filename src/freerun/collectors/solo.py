@@ -17,14 +17,14 @@ import numpy as np
 from freerun.collectors.finite import check_finite
 from freerun.collectors.rollout import NextEpisode
 from freerun.collectors.tape import FIRST_CAPACITY, NOISE_ROWS
-from freerun.core import Array, EnvSpec, FloatArray, Policy, Segment, episode_rng, episode_seed
+from freerun.core import Array, EnvSpec, FloatArray, Policy, RunSeed, Segment, episode_rng, episode_seed
 from freerun.transport.pulse import Vitals
 
 
 class Solo:
     """`Rollout` for one environment. A segment's arrays are overwritten by the next one."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec, policy: Policy, run_seed: int):
+    def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec, policy: Policy, run_seed: RunSeed):
         self._env = env
         self._spec = spec
         self._policy = policy

@@ -71,6 +71,7 @@ class TensorCollector:
         self.num_workers = len(envs)
         self._tracks = settings.tracks
         self.simulator_log = SimulatorLog(envs)
+        assert isinstance(settings.seed, int)  # several learners have other environments
         self._rollouts = [
             TensorRollout(env, policy.on(env.device, settings.seed + place), num_steps, settings.acceleration)
             for place, env in enumerate(envs)

@@ -14,7 +14,7 @@ import cloudpickle
 
 from freerun.collectors.rollout import Rollout, in_order
 from freerun.collectors.solo import Solo
-from freerun.core import CollectorSettings, EnvFactory, EnvFailure, Policy, Segment, State, Tracks, UserError
+from freerun.core import CollectorSettings, EnvFactory, EnvFailure, Policy, RunSeed, Segment, State, Tracks, UserError
 from freerun.transport import processes
 from freerun.transport.pulse import NO_EPISODE, Pulse
 from freerun.transport.stacks import StackFile
@@ -39,7 +39,7 @@ class WorkerSetup:
     factory_and_policy: bytes
     board: WeightsBoard
     monitor: Monitor
-    run_seed: int
+    run_seed: RunSeed
     tracks: Tracks
     num_envs: int = 1
 
@@ -56,7 +56,7 @@ class WorkerSetup:
         return cls(cloudpickle.dumps((factory, policy)), board, monitor, settings.seed, settings.tracks, num_envs)
 
 
-def make_rollout(factory: EnvFactory, policy: Policy, run_seed: int, num_envs: int) -> Rollout | Solo:
+def make_rollout(factory: EnvFactory, policy: Policy, run_seed: RunSeed, num_envs: int) -> Rollout | Solo:
     if num_envs == 1:
         return Solo(factory.make_lane(), factory.spec, policy, run_seed)
     return Rollout(factory.make(num_envs), policy, run_seed)

@@ -83,11 +83,14 @@ def enter_worker() -> None:
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None
+    end_with_parent()  # the fork server, which ends with the learner
+
+
+def end_with_parent() -> None:
     if sys.platform == "linux":
-        # The parent is the fork server, which ends with the learner; it may have ended before this line.
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it has ended before that line
             os._exit(1)
 
 
