@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 ISAAC := build/isaac
 ISAAC_PYTHON ?= python3.12
 
-.PHONY: train train-mbpo test chaos test-cyborg test-isaac check format bench clean
+.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac check format bench clean
 
 # A defender of a network: it beats one that restores on sight within a minute.
 train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
@@ -20,6 +20,10 @@ train-mbpo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# The web page in a real Chromium, which must be installed: apt-get install chromium.
+test-browser: $(INSTALLED)
+	$(BIN)/python -m pytest -o addopts="-ra" tests/browser
 
 # What a run survives, the long way; `make test` has the short one.
 chaos: $(INSTALLED)
@@ -63,6 +67,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/time_to_score.py
 	$(BIN)/python benchmarks/sample_efficiency.py
 	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/timeline.py
+	$(BIN)/python benchmarks/watching.py
 	$(BIN)/python benchmarks/beside_rsl_rl.py
 	$(BIN)/python benchmarks/ray_straggler.py
 	$(BIN)/python benchmarks/scaling.py

@@ -1,15 +1,16 @@
-"""The command line: `freerun train | eval | replay | list | check-env`."""
+"""The command line: `freerun train | eval | replay | watch | plot | list | check-env`."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich import box
@@ -181,9 +182,22 @@ def train(words: list[str]) -> int:
     )
     if not config.quiet:
         _print_timeline(result.run_dir, summary["advice"])
+    if result.page is not None and sys.stdin.isatty() and summary["outcome"] == "finished":
+        _show_on(result.page, result.run_dir)
     if not result.is_kept:
         print("freerun: not everything could be written to the run folder, see above", file=sys.stderr)
     return INTERRUPTED if summary["outcome"] == "interrupted" else 0 if result.is_kept else 1
+
+
+def _show_on(address: str, run_dir: Path) -> None:
+    """The page goes on, at the same address, as long as the user wants."""
+    from urllib.parse import parse_qs, urlsplit
+
+    from freerun.watch.server import serve
+
+    parts = urlsplit(address)
+    print(f"The page stays at {address} until Ctrl-C.")
+    serve([run_dir], port=parts.port, token=parse_qs(parts.query)["token"][0], announce=lambda url: None)
 
 
 def _print_timeline(run_dir: Path, advice: str | None) -> None:
@@ -282,6 +296,74 @@ def replay(words: list[str]) -> int:
     return 0 if found.is_same else 1
 
 
+# ---------------------------------------------------------------------------------------------- watch
+
+
+@dataclass(frozen=True)
+class _Watch:
+    paths: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN_DIR")]] = (Path("runs"),)
+    """Runs, or folders of runs; nothing else can be seen through the page."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other machines can look only at one that is not a loopback; that needs a --token."""
+    port: int | None = None
+    """Port to listen on (8642 if not given, or another if that is taken)."""
+    token: str | None = None
+    """What the page's address must contain (a new one each time if not given). FREERUN_WATCH_TOKEN says it too, and is
+    not seen in the list of processes."""
+    selected: str | None = None
+    """The run that is shown first (the newest if not given)."""
+    until_input_ends: bool = False
+    """End when standard input does: for programs that start this one."""
+
+
+def watch(words: list[str]) -> int:
+    """Show runs on a local web page, live or afterwards."""
+    options = tyro.cli(_Watch, args=words, prog="freerun watch", description=watch.__doc__)
+    from freerun.watch.server import end_with_input, serve
+
+    for path in options.paths:
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}: name a run folder, or a folder of runs")
+    if options.until_input_ends:
+        end_with_input()
+    token = options.token or os.environ.get("FREERUN_WATCH_TOKEN")
+    serve(options.paths, options.host, options.port, token, options.selected, lambda url: print(url, flush=True))
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------- plot
+
+
+@dataclass(frozen=True)
+class _Plot:
+    paths: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN_DIR")]]
+    """Runs, or folders of runs. Those that differ only in their seed are one learning curve."""
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """The file to write: .png, .svg or .pdf, or .html to zoom in."""
+    what: Literal["curves", "timeline", "scaling"] = "curves"
+    """Learning curves (interquartile mean over seeds and its 95 % confidence interval), who was busy when, or steps per
+    second by the number of workers."""
+    metric: str = "return_mean"
+    """For curves: any of metrics.jsonl."""
+    x: str = "step"
+    """For curves: what is on the other axis, such as wall_seconds."""
+
+
+def plot(words: list[str]) -> int:
+    """Draw learning curves, timelines or scaling of runs."""
+    options = tyro.cli(_Plot, args=words, prog="freerun plot", description=plot.__doc__)
+    from freerun.plots import drawing, learning, panels
+
+    runs = panels.find_runs(options.paths)
+    if options.what == "curves":
+        drawn = learning.curves(runs, options.metric, options.x)
+    else:
+        drawn = panels.timelines(runs) if options.what == "timeline" else panels.scaling(runs)
+    drawing.draw(drawn, options.output)
+    print(options.output)
+    return 0
+
+
 # ---------------------------------------------------------------------------------------------- list, check-env
 
 
@@ -335,6 +417,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "eval": evaluate,
     "replay": replay,
+    "watch": watch,
+    "plot": plot,
     "list": list_names,
     "check-env": check_env,
 }

@@ -142,6 +142,8 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     display: Literal["auto", "live", "lines", "classic", "rsl-rl"] = "auto"
     """What is shown while a run goes on: a live display, log lines, the lines of the original system, or RSL-RL's block
     (auto: live in a terminal, else lines)."""
+    watch: bool = False
+    """Show the run on a web page of this machine, as `freerun watch` does; its address is printed."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["-q"])] = False
     """No live display, no log lines."""
 

@@ -62,6 +62,7 @@ from freerun.telemetry.figures import RecentRecords
 from freerun.telemetry.joint_ledger import JointLedger
 from freerun.telemetry.jsonl import JsonLines
 from freerun.telemetry.ledger import Ledger
+from freerun.telemetry.log_file import LogFile
 from freerun.telemetry.machine import Machine
 from freerun.telemetry.rsl_rl import RslRlBlocks
 from freerun.telemetry.shares import Shares
@@ -69,6 +70,7 @@ from freerun.telemetry.terminal import LiveDisplay, LogLines
 from freerun.telemetry.timeline import Recording, Timeline
 from freerun.telemetry.trace import write_trace
 from freerun.telemetry.tracking import TrackedRun
+from freerun.telemetry.web_page import WebPage
 from freerun.training import train
 from freerun.transport import processes
 from freerun.transport.signals import interruptible
@@ -86,6 +88,8 @@ class Result:
     policy: Policy
     is_kept: bool = True
     """Whether the disk took all of it."""
+    page: str | None = None
+    """Address of the web page that showed it, with --watch."""
 
 
 # ---------------------------------------------------------------------------------------------- running
@@ -195,6 +199,8 @@ def run(
             folder.create()
             stack.callback(folder.claim())
         pool.incidents.open(folder.path)
+        log = LogFile(folder.log_path)
+        stack.callback(log.close)
         trackers = _trackers(TrackedRun(folder.path, flat_config, config.tracking))
         lines = {
             name: Lines(folder.path / f"{name}.jsonl", state["lines"][name] if resumed else None)
@@ -202,6 +208,7 @@ def run(
         }
         ledger.write_to(lines["ledger"])
         sinks: list[MetricSink] = [JsonLines(lines["metrics"])]
+        page = _show(folder, config.quiet, stack) if config.watch else None
         if not config.quiet:
             sinks.append(_display(config, flat_config["env"], budget, collector))
         recent = RecentRecords()
@@ -260,7 +267,7 @@ def run(
             is_kept = keeper.keep()
             policy = pack_policy(algorithm.policy.arrays, algorithm.policy.describe())
             is_kept = folder.write_results(policy, summary) and is_kept
-    return Result(folder.path, summary, algorithm.policy, is_kept)
+    return Result(folder.path, summary, algorithm.policy, is_kept, page)
 
 
 def _state(
@@ -371,6 +378,15 @@ def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
 def _trackers(run: TrackedRun) -> list[MetricSink]:
     names = dict.fromkeys(run.tracking.track)  # each once
     return [Background(TRACKERS[name].load()(run)) for name in names]
+
+
+def _show(folder: RunFolder, quiet: bool, stack: contextlib.ExitStack) -> str:
+    """On a web page; its address."""
+    page = WebPage(folder.path)
+    stack.callback(page.close)
+    if not quiet:
+        print(f"Watch it at {page.url}", file=sys.stderr)
+    return page.url
 
 
 def _write_trace(folder: RunFolder) -> None:

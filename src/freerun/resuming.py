@@ -31,6 +31,7 @@ MAY_CHANGE = (
     "keep_checkpoints",
     "display",
     "quiet",
+    "watch",
     "run_dir",
 )
 """What a run may change when it is resumed, beside the settings of its mode; the rest would make it another run."""

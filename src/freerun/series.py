@@ -36,6 +36,7 @@ ABOUT_ONE_RUN = (
     "workflow",
     "workflows",
     "quiet",
+    "watch",
     *(field.name for field in dataclasses.fields(TrackingConfig)),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,8 +81,10 @@ def test_wandb_keeps_an_offline_run_in_a_group_with_its_mode(tmp_path: Path) -> 
     tracker.write(100, RECORD)
     tracker.close()
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    content = file.read_bytes()
-    assert b"Train/mean_reward" in content
+    deadline = time.monotonic() + 60
+    while b"Train/mean_reward" not in (content := file.read_bytes()):  # W&B's own process writes it in its own time
+        assert time.monotonic() < deadline, content
+        time.sleep(0.1)
     assert b"CartPole-v1 ppo" in content
 
 

@@ -65,7 +65,27 @@ def test_what_is_noted_is_recorded(tmp_path: Path) -> None:
     (moment,) = recording.moments()
     assert moment.blocks[:, 0].tolist() == [0, 1]
     assert (moment.blocks[:, 2:] > 0).nonzero()[1].tolist() == [State.BUSY, State.WAITING_FOR_DATA]
-    assert [moment.figures["queue_percent"] for moment in recording.moments()] == [50.0]
+    assert moment.figures == {"queue_percent": 50.0, "worker_restarts": 0}
+
+
+def test_a_run_that_goes_on_is_recorded_in_the_same_file(tmp_path: Path) -> None:
+    tracks = Tracks(processes.context(), ["worker 0", "worker 1", "learner"])
+    recorded(tmp_path)  # for 4 s, its last line torn
+    timeline = Timeline(tmp_path / FILE_NAME, tracks, Counts, Machine(None))
+    tracks.enter(1, State.BUSY)
+    timeline.close()
+    recording = Recording.of(tmp_path)
+    assert recording is not None
+    *_, last = recording.moments()
+    assert len(list(recording.moments())) == 4
+    assert last.at >= 4.0
+    assert last.blocks[0, 1] >= 4.0
+    others = Tracks(processes.context(), ["worker 0", "learner"])
+    Timeline(tmp_path / FILE_NAME, others, Counts, Machine(None)).close()
+    anew = Recording.of(tmp_path)
+    assert anew is not None
+    assert anew.tracks == ["worker 0", "learner"]
+    assert len(list(anew.moments())) == 1
 
 
 def test_a_failure_of_the_thread_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

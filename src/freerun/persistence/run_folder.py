@@ -32,6 +32,7 @@ class RunFolder:
         self.ledger_path = path / "ledger.jsonl"
         self.timeline_path = path / "timeline.jsonl"
         self.trace_path = path / "timeline.json"
+        self.log_path = path / "log.txt"
 
     @classmethod
     def choose(cls, path: Path | None, env: str, mode: str) -> RunFolder:

@@ -1,6 +1,6 @@
 """`timeline.jsonl`: what every worker, the learner and its stages did, second by second, and how busy the machine was.
 
-The first line names the tracks and states; each further line holds the blocks of about a second. A block is
+The first line names the tracks and states; each further line holds the blocks of half a second. A block is
 `[track, start, state, seconds, state, seconds, …]`: seconds since the beginning, and spent in each state.
 """
 
@@ -23,7 +23,7 @@ from freerun.transport.tracks import NUM_STATES, Block, Tracks, TracksReader
 logger = logging.getLogger("freerun")
 
 FILE_NAME = "timeline.jsonl"
-EVERY_SECONDS = 1.0
+EVERY_SECONDS = 0.5
 FINE_SECONDS = 120.0
 """So long every block is written as it is; later they are merged, to at most so many a second:"""
 BLOCKS_PER_SECOND = 100
@@ -32,19 +32,21 @@ STATE_NAMES = tuple(state.name.lower().replace("_", "-") for state in State)
 
 
 class Timeline:
-    """A thread that looks once a second, beside the run."""
+    """A thread that looks twice a second, beside the run."""
 
     def __init__(self, path: Path, tracks: Tracks, counts: Callable[[], Counts], machine: Machine):
-        self._file = path.open("w", encoding="utf-8")
         self._reader = TracksReader(tracks)
         self._counts = counts
         self._machine = machine
-        self._began = time.perf_counter()
+        seconds_before = _recorded_seconds(path, tracks.names)
+        self._began = time.perf_counter() - (seconds_before or 0.0)
+        self._file = path.open("w" if seconds_before is None else "a", encoding="utf-8")
+        if seconds_before is None:
+            self._write({"tracks": tracks.names, "states": STATE_NAMES, "began": time.time()})
         self._mergers = [Merger() for _ in tracks.names]
         self._resolution = len(tracks.names) / BLOCKS_PER_SECOND
         self._closing = threading.Event()
         self._failure: Exception | None = None
-        self._write({"tracks": tracks.names, "states": STATE_NAMES, "began": time.time()})
         self._thread = threading.Thread(target=self._look_on, name="freerun-timeline", daemon=True)
         self._thread.start()
 
@@ -64,8 +66,10 @@ class Timeline:
         if is_last:
             merged += [block for merger in self._mergers for block in merger.rest()]
         figures: Metrics = self._machine.look() if not is_last else {}
-        if (fill := self._counts().queue_fill) is not None:
-            figures["queue_percent"] = 100 * fill
+        counts = self._counts()
+        figures = {**figures, "worker_restarts": counts.worker_restarts}
+        if counts.queue_fill is not None:
+            figures["queue_percent"] = 100 * counts.queue_fill
         self._write({"at": round(at, 3), **figures, "blocks": [_packed(block) for block in merged]})
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -85,6 +89,20 @@ class Timeline:
             logger.warning("%s is not complete: %s", self._file.name, self._failure.strerror)
         elif self._failure is not None:
             raise self._failure
+
+
+def _recorded_seconds(path: Path, tracks: list[str]) -> float | None:
+    """Of a run that goes on where it had stopped, whose last line may be torn; None where there is nothing to go on."""
+    if not path.is_file():
+        return None
+    with path.open("rb+") as file:
+        lines = file.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            file.truncate(sum(map(len, lines[:-1])))
+            lines.pop()
+    if not lines or json.loads(lines[0]).get("tracks") != tracks:
+        return None
+    return float(json.loads(lines[-1]).get("at", 0.0))
 
 
 class Merger:

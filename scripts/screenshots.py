@@ -1,0 +1,87 @@
+"""Screenshots of `freerun watch` for the docs: trains two short runs, and looks at the page with a real browser.
+
+Needs Playwright for Python and a Chromium of the system.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from playwright.sync_api import Browser, sync_playwright
+
+BROWSER_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+VIEWS: dict[str, dict[str, Any]] = {
+    "light": {"viewport": {"width": 1440, "height": 1000}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1440, "height": 1000}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "device_scale_factor": 2},
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    output: Path = Path("docs/pictures")
+    """Folder for watch-light.png, watch-dark.png and watch-phone.png."""
+    runs: Path | None = None
+    """A folder of runs to show (two are trained if not given)."""
+    full: bool = False
+    """The whole page, not only what fits the window."""
+
+
+def train(runs: Path) -> None:
+    for mode in ("sync", "freerun"):
+        command = [
+            sys.executable,
+            "-m",
+            "freerun",
+            "train",
+            "freerun/Straggler-v0",
+            "--mode",
+            mode,
+            "--num-workers",
+            "16",
+        ]
+        command += ["--total-steps", "40000" if mode == "freerun" else "16000", "--steps-per-update", "1600", "--quiet"]
+        command += ["--run-dir", str(runs / f"straggler-{mode}")]
+        subprocess.run(command + (["--segment-steps", "25"] if mode == "freerun" else []), check=True)
+
+
+def take(browser: Browser, address: str, options: Options) -> None:
+    for name, view in VIEWS.items():
+        page = browser.new_context(**view).new_page()
+        page.goto(address)
+        page.wait_for_selector("#chart-return .scatterlayer .trace")
+        if name != "phone":
+            page.locator("#runs input:not(:checked)").first.click()
+        page.wait_for_timeout(3000)
+        page.screenshot(path=options.output / f"watch-{name}.png", full_page=options.full)
+        page.close()
+
+
+def main(options: Options) -> None:
+    options.output.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = options.runs or Path(folder)
+        if options.runs is None:
+            train(runs)
+        command = [sys.executable, "-m", "freerun", "watch", str(runs), "--until-input-ends", "--port", "0"]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        try:
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=chromium, args=BROWSER_ARGUMENTS)
+                take(browser, server.stdout.readline().strip(), options)
+                browser.close()
+        finally:
+            server.communicate(timeout=10)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
