@@ -18,6 +18,14 @@ slots.POISON = True
 processes.preload([*registry.WORKER_MODULES, "toy_envs"])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _key_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs are signed with a key of this session, not with the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"

@@ -72,7 +72,7 @@ def test_flags_override_the_config_file(tmp_path: Path) -> None:
     config = tmp_path / "mine.json"
     config.write_text(json.dumps({"env": "toy_envs:OneBit", "total_episodes": 4, "episodes_per_update": 2, "seed": 1}))
     words = ["--config", str(config), "--seed", "9", "--mode", "sequential", "-q", "--run-dir", str(tmp_path / "run")]
-    assert main(["train", *words]) == 0
+    assert main(["train", "toy_envs:OneBit", *words]) == 0
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (saved["seed"], saved["episodes_per_update"], saved["mode"]) == (9, 2, "sequential")
 

@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -282,3 +283,15 @@ class FailsInEpisode(Audit):
         if seed == self._bad_seed:
             raise ZeroDivisionError("the simulator fell over")
         return super().reset(seed=seed, options=options)
+
+
+class WithToken(OneBit):
+    """It talks to a server, say."""
+
+    def __init__(self, api_token: str = "", url: str = ""):
+        super().__init__()
+
+
+def leave_a_mark(command: str) -> None:
+    """What somebody might have the user's machine do."""
+    Path(command).touch()

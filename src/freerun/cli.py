@@ -76,6 +76,7 @@ class _First:
     config: Path | None = None
     resume: Path | None = None
     preset: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     task: str | None = None
 
 
@@ -144,6 +145,11 @@ def train(words: list[str]) -> int:
         from freerun.persistence.files import read_json
 
         options = read_json(first.config)
+    source = first.resume or (first.config.parent if first.config else None)
+    if source is not None:
+        from freerun.persistence import origin
+
+        origin.check(options, source, [*first.trust, *rest])
     options.update(settings_of(first.preset))
     options.update({name: value for name in ("algo", "mode") if (value := getattr(first, name)) is not None})
     if task is not None:
@@ -162,7 +168,8 @@ def train(words: list[str]) -> int:
         prog="freerun train",
         description="Train an agent. --config FILE starts from the config.json of another run, --preset NAME from "
         "settings that go together (`freerun list` names them); flags override both. --resume RUN_DIR goes on with a "
-        "run that was stopped or killed, from its newest checkpoint that is whole.",
+        "run that was stopped or killed, from its newest checkpoint that is whole. Code that a file from elsewhere "
+        "names (module:callable) is run only if you name it again: --trust NAME.",
         # A dictionary that is not empty would become a flag for each of its names, and no other could be given.
         default=dataclasses.replace(default, env_args={}),
     )
@@ -243,6 +250,8 @@ class _Eval:
     """For cyber defence: beside defenders that sleep, act at random, or restore on sight."""
     sample: bool = False
     """Sample actions as in training, instead of taking the most likely ones."""
+    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Code that a folder from elsewhere names (module:callable), if it may run (the flag may be given again)."""
 
 
 def evaluate(words: list[str]) -> int:
@@ -252,10 +261,18 @@ def evaluate(words: list[str]) -> int:
     from freerun import evaluation
 
     if options.compare:
-        _print_comparison(evaluation.compare(options.run_dir, options.episodes, options.seed, options.checkpoint))
+        _print_comparison(
+            evaluation.compare(options.run_dir, options.episodes, options.seed, options.checkpoint, options.trust)
+        )
         return 0
     result = evaluation.evaluate(
-        options.run_dir, options.episodes, options.seed, not options.sample, options.render, options.checkpoint
+        options.run_dir,
+        options.episodes,
+        options.seed,
+        not options.sample,
+        options.render,
+        options.checkpoint,
+        options.trust,
     )
     print(result)
     for path in result.pictures:
@@ -284,6 +301,8 @@ class _Replay:
     """Folder of a run."""
     until_update: int | None = None
     """Stop in a debugger before this update."""
+    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Code that a folder from elsewhere names (module:callable), if it may run (the flag may be given again)."""
 
 
 def replay(words: list[str]) -> int:
@@ -291,7 +310,7 @@ def replay(words: list[str]) -> int:
     options = tyro.cli(_Replay, args=words, prog="freerun replay", description=replay.__doc__)
     from freerun.replaying import replay as again
 
-    found = again(options.run_dir, options.until_update)
+    found = again(options.run_dir, options.until_update, options.trust)
     print(found)
     return 0 if found.is_same else 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from freerun.envs import CYBER_ENVS, defenders
 from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
 from freerun.envs.tensors import is_only_tensors
 from freerun.experiment import make_factory, make_tensors
-from freerun.persistence import checkpoint
+from freerun.persistence import checkpoint, origin
 from freerun.persistence.run_folder import POLICY, RunFolder, read_policy
+from freerun.persistence.secrecy import refuse_hidden
 from freerun.registry import make_config
 from freerun.resuming import settings_of
 
@@ -44,8 +46,15 @@ class Evaluation:
 class Trained:
     """A policy's file and the settings of its run."""
 
+    run_dir: Path
     config: dict[str, Any]
     policy_path: Path
+
+    def settings(self, trust: Sequence[str]) -> TrainConfig[Any, Any]:
+        """Of the run, for somebody who is about to run the code that they name."""
+        origin.check(self.config, self.run_dir, trust)
+        refuse_hidden(self.config)
+        return make_config(self.config)
 
     @classmethod
     def find(cls, place: Path, which: str | None = None) -> Trained:
@@ -53,7 +62,7 @@ class Trained:
         if checkpoint.NAME.fullmatch(place.name):
             return cls._of(place)
         if which is None and (place / POLICY).is_file():
-            return cls(RunFolder.open(place).read_config(), place / POLICY)
+            return cls(place, RunFolder.open(place).read_config(), place / POLICY)
         if which == "best":
             path = checkpoint.best(place)
             if path is None:
@@ -73,22 +82,30 @@ class Trained:
             found = checkpoint.load(path)
         except checkpoint.Damaged as damage:
             raise UserError(f"{path} cannot be used: {damage}") from None
-        return cls(settings_of(found, path.parent.parent), path / POLICY)
+        run_dir = path.parent.parent
+        return cls(run_dir, settings_of(found, run_dir), path / POLICY)
 
 
-def load_policy(run_dir: str | Path, greedy: bool = True, checkpoint: str | None = None) -> Policy:
-    """The policy of a run, or of one of its checkpoints (best, newest, or by name)."""
-    return _load(Trained.find(Path(run_dir), checkpoint), greedy)
+def load_policy(
+    run_dir: str | Path, greedy: bool = True, checkpoint: str | None = None, trust: Sequence[str] = ()
+) -> Policy:
+    """The policy of a run, or of one of its checkpoints (best, newest, or by name).
+
+    A network of somebody's own is code: if the run was not trained here by you, name it again with `trust`.
+    """
+    return _load(Trained.find(Path(run_dir), checkpoint), greedy, trust)
 
 
-def _load(trained: Trained, greedy: bool, spec: EnvSpec | None = None) -> Policy:
+def _load(trained: Trained, greedy: bool, trust: Sequence[str], spec: EnvSpec | None = None) -> Policy:
     arrays, description = read_policy(trained.policy_path)
     policy: Policy
     if description.get("kind") == "torch":
         from freerun.algorithms.torch_actor import TorchActor
 
-        spec = spec or make_factory(make_config(trained.config)).spec
-        policy = TorchActor.restore(arrays, description, spec)
+        config = trained.settings(trust)
+        if description.get("network") != getattr(config.algorithm, "network", None):
+            raise UserError(f"{trained.policy_path} is of another network than its run's settings say")
+        policy = TorchActor.restore(arrays, description, spec or make_factory(config).spec)
     else:
         policy = MLPActor.restore(arrays, description)
     return Greedy(policy) if greedy else policy
@@ -101,16 +118,17 @@ def evaluate(
     greedy: bool = True,
     render: Path | None = None,
     checkpoint: str | None = None,
+    trust: Sequence[str] = (),
 ) -> Evaluation:
     if num_episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {num_episodes}")
     trained = Trained.find(Path(run_dir), checkpoint)
-    config = make_config(trained.config)
+    config = trained.settings(trust)
     if is_only_tensors(config.env):
         if render is not None:
             raise UserError(f"{config.env} draws no pictures for freerun: leave --render out")
-        return _evaluate_tensors(trained, config, num_episodes, seed, greedy)
-    policy = _load(trained, greedy)
+        return _evaluate_tensors(trained, config, num_episodes, seed, greedy, trust)
+    policy = _load(trained, greedy, trust)
     factory = make_factory(config)
     camera = _Camera(factory, render) if render is not None else None
     lane = camera.lane if camera else factory.make_lane()
@@ -128,23 +146,32 @@ def evaluate(
 
 
 def _evaluate_tensors(
-    trained: Trained, config: TrainConfig[Any, Any], num_episodes: int, seed: int | None, greedy: bool
+    trained: Trained,
+    config: TrainConfig[Any, Any],
+    num_episodes: int,
+    seed: int | None,
+    greedy: bool,
+    trust: Sequence[str],
 ) -> Evaluation:
     from freerun.collectors.tensor_trials import play_tensors
 
     chosen = TRIAL_SEED + config.seed if seed is None else seed
     env = make_tensors(config, num_episodes, 1, chosen).envs[0]
     try:
-        return Evaluation(*play_tensors(env, _load(trained, greedy, env.spec), chosen), [])
+        return Evaluation(*play_tensors(env, _load(trained, greedy, trust, env.spec), chosen), [])
     finally:
         env.close()
 
 
 def compare(
-    run_dir: str | Path, num_episodes: int = 10, seed: int | None = None, checkpoint: str | None = None
+    run_dir: str | Path,
+    num_episodes: int = 10,
+    seed: int | None = None,
+    checkpoint: str | None = None,
+    trust: Sequence[str] = (),
 ) -> dict[str, Evaluation]:
     """The trained defender and those that learn nothing, on the same episodes."""
-    config = make_config(Trained.find(Path(run_dir), checkpoint).config)
+    config = Trained.find(Path(run_dir), checkpoint).settings(trust)
     if config.env not in CYBER_ENVS:
         raise UserError(f"--compare is for cyber-defence environments: {' and '.join(CYBER_ENVS)}")
     lane = make_factory(config).make_lane()
@@ -154,7 +181,7 @@ def compare(
         returns = defenders.play(lane, defender, chosen, num_episodes)
         others[name] = Evaluation(returns, [], [])
     lane.close()
-    return {"trained": evaluate(run_dir, num_episodes, seed, checkpoint=checkpoint), **others}
+    return {"trained": evaluate(run_dir, num_episodes, seed, checkpoint=checkpoint, trust=trust), **others}
 
 
 class _Camera:

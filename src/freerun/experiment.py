@@ -45,11 +45,13 @@ from freerun.envs.gymnasium import EnvName, GymnasiumFactory
 from freerun.envs.isaac_launch import is_isaac_task, resolve
 from freerun.envs.tensors import TensorEnvs, find_builder, give, is_only_tensors
 from freerun.envs.workflow import DEFAULT_COMPLIANCE_WEIGHT, SEPARATOR, WorkflowEnv
+from freerun.persistence import origin
 from freerun.persistence.checkpoint import Checkpoint, Checkpoints
 from freerun.persistence.files import Lines
 from freerun.persistence.incidents import IncidentFile
 from freerun.persistence.keeper import Interval, Keeper
 from freerun.persistence.run_folder import RunFolder, pack_policy
+from freerun.persistence.secrecy import refuse_hidden, without_secrets
 from freerun.persistence.state import check_fit as check_state
 from freerun.presets import settings_of
 from freerun.registry import ALGORITHMS, MODES, TRACKERS, WORKER_MODULES, flatten_config, lookup, make_config
@@ -165,6 +167,7 @@ def run(
     """
     config = complete(config)
     flat_config = flatten_config(config)
+    refuse_hidden(flat_config)
     if resumed is not None:
         check_changes(config, resumed)
     outcome, error = "failed", None
@@ -194,14 +197,15 @@ def run(
         started = time.perf_counter()
         collector = pool.collector(config, algorithm, start, peers)
         startup_seconds = time.perf_counter() - started
-        kept_config = {**flat_config, "run_dir": None}
+        kept_config = without_secrets({**flat_config, "run_dir": None})
         if resumed is None:
             folder.create()
             stack.callback(folder.claim())
+        origin.sign(folder.path, kept_config)
         pool.incidents.open(folder.path)
         log = LogFile(folder.log_path)
         stack.callback(log.close)
-        trackers = _trackers(TrackedRun(folder.path, flat_config, config.tracking))
+        trackers = _trackers(TrackedRun(folder.path, kept_config, config.tracking))
         lines = {
             name: Lines(folder.path / f"{name}.jsonl", state["lines"][name] if resumed else None)
             for name in ("metrics", "ledger")
@@ -549,9 +553,13 @@ def train_from_python(
     return run(make_config({**settings_of(names), "env": env, **settings}))
 
 
-def resume_from_python(run_dir: str | Path, **changes: Any) -> Result:
-    """Go on with a run that was stopped or killed: `resume("runs/…", total_steps=200_000)`."""
+def resume_from_python(run_dir: str | Path, *, trust: Sequence[str] = (), **changes: Any) -> Result:
+    """Go on with a run that was stopped or killed: `resume("runs/…", total_steps=200_000)`.
+
+    Code that the folder names must have been trained there by you, or be named again with `trust`.
+    """
     path = Path(run_dir)
     found = newest(path)
-    mode = changes.get("mode")
-    return run(make_config({**settings_of_run(found, path, mode), **changes}), resumed=found)
+    options = {**settings_of_run(found, path, changes.get("mode")), **changes}
+    origin.check(options, path, [*trust, *(str(value) for value in changes.values())])
+    return run(make_config(options), resumed=found)

@@ -14,9 +14,10 @@ from freerun.collectors.replayed import Recorded, Replayed
 from freerun.config import TrainConfig
 from freerun.core import Algorithm, AnySegment, Array, Demand, Metrics, UserError
 from freerun.experiment import make_algorithm, make_factory
-from freerun.persistence import checkpoint
+from freerun.persistence import checkpoint, origin
 from freerun.persistence.files import MOST_JSON_BYTES, read_json
 from freerun.persistence.run_folder import CONFIG, POLICY, SUMMARY, read_policy
+from freerun.persistence.secrecy import refuse_hidden
 from freerun.registry import make_config
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
@@ -48,10 +49,13 @@ class Reenactment:
         return f"{done}: the same weights as in the run, bit for bit (compared after {len(self.compared)} updates)"
 
 
-def replay(run_dir: str | Path, until_update: int | None = None) -> Reenactment:
+def replay(run_dir: str | Path, until_update: int | None = None, trust: Sequence[str] = ()) -> Reenactment:
     """The whole run again; with `until_update`, a debugger opens before that update."""
     folder = Path(run_dir)
-    config = make_config(read_json(folder / CONFIG))
+    options = read_json(folder / CONFIG)
+    origin.check(options, folder, trust)
+    refuse_hidden(options)
+    config = make_config(options)
     record = read_ledger(folder / "ledger.jsonl")
     _check(config, record)
     if until_update is not None and not 1 <= until_update <= len(record):

@@ -11,6 +11,7 @@ from freerun.config import TrainConfig
 from freerun.core import UserError
 from freerun.persistence import checkpoint
 from freerun.persistence.checkpoint import Checkpoint
+from freerun.persistence.secrecy import without_secrets
 from freerun.registry import MODES, flatten_config, lookup, make_config, mode_name
 
 MAY_CHANGE = (
@@ -76,7 +77,7 @@ def check_changes(config: TrainConfig[Any, Any], found: Checkpoint) -> None:
     kinds = [str(settings).partition(":")[0] for settings in (before["device"], config.device)]
     if kinds[0] != kinds[1]:
         raise UserError(f"--device cannot change from {kinds[0]} to {kinds[1]} when a run is resumed")
-    for name, value in flatten_config(config).items():
+    for name, value in without_secrets(flatten_config(config)).items():
         if name not in MAY_CHANGE and name not in own and name in before and before[name] != value:
             raise UserError(
                 f"--{name.replace('_', '-')} cannot change when a run is resumed (it was {before[name]!r}): "

@@ -21,9 +21,10 @@ from freerun.core import UserError
 from freerun.envs.gymnasium import Lanes
 from freerun.envs.workflow import WorkflowEnv, read_order
 from freerun.experiment import Pool, Result, complete, make_factory, run
-from freerun.persistence import checkpoint
+from freerun.persistence import checkpoint, origin
 from freerun.persistence.checkpoint import Checkpoint
 from freerun.persistence.files import read_json, write_atomically
+from freerun.persistence.secrecy import without_secrets
 from freerun.registry import MODES, flatten_config, lookup
 from freerun.telemetry.tracking import TrackingConfig
 
@@ -92,7 +93,9 @@ def run_workflows(config: TrainConfig[Any, Any]) -> list[Result]:
     orders = [",".join(read_order(order)) for order in config.cyber.orders()]
     folder = config.run_dir or Path("runs") / f"workflows-{config.mode}-{datetime.now():%Y%m%d-%H%M%S}"
     folder.mkdir(parents=True, exist_ok=True)
-    table = Workflows(folder, flatten_config(config), orders)
+    flat_config = without_secrets(flatten_config(config))
+    origin.sign(folder, flat_config)
+    table = Workflows(folder, flat_config, orders)
     results: list[Result] = []
     with contextlib.ExitStack() as stack:
         pool: Pool | None = None
