@@ -120,7 +120,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--algo", choices=SETTINGS, default="ppo")
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--total-steps", type=int, default=100_000)
+    parser.add_argument("--total-steps", type=int, default=150_000)
     parser.add_argument("--most-seconds", type=float, default=1.5, help="of learning, before a kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where to work; kept afterwards")

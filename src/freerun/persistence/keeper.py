@@ -67,6 +67,7 @@ class Keeper:
         self._told = books.version
         self._kept = books.version if is_resumed else -1
         self._must_stop = False
+        self._is_failing = False
 
     def ask_to_stop(self) -> None:
         """After the update that is under way."""
@@ -96,8 +97,13 @@ class Keeper:
                 return False
             self._checkpoints.write(self._books.version, *state)
         except OSError as error:
-            logger.warning("no checkpoint could be written: %s; training goes on, the last good one stays", error)
+            if not self._is_failing:
+                logger.warning("no checkpoint could be written: %s; training goes on, the last good one stays", error)
+            self._is_failing = True
             return False
+        if self._is_failing:
+            logger.warning("checkpoints can be written again")
+        self._is_failing = False
         self._kept = self._books.version
         return True
 
