@@ -134,7 +134,13 @@ def _part_of(config: TrainConfig[Any, Any], mine: Place, folder: str | None) -> 
 
         changes["device"] = f"cuda:{mine.local_index % torch.cuda.device_count()}"
     if folder is not None:
-        changes |= {"run_dir": Path(folder) / "run", "quiet": True, "eval_every": None, "display": "auto"}
+        changes |= {
+            "run_dir": Path(folder) / "run",
+            "quiet": True,
+            "watch": False,
+            "eval_every": None,
+            "display": "auto",
+        }
         changes["tracking"] = dataclasses.replace(config.tracking, track=())
     return dataclasses.replace(config, **changes)
 
