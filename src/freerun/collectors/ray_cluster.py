@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ray.exceptions import RayError
 from freerun.collectors.ray_config import RayConfig
 from freerun.core import UserError
 from freerun.transport import processes
+from freerun.transport.janitor import Janitor
 
 logger = logging.getLogger("freerun")
 
@@ -52,10 +54,13 @@ class Connection:
 
     is_ours: bool
     is_private: bool
+    janitor: Janitor | None = None
 
     def close(self) -> None:
         if self.is_ours:
             ray.shutdown()
+        if self.janitor is not None:
+            self.janitor.clear()
 
 
 def connect(config: RayConfig, num_workers: int) -> Connection:
@@ -66,8 +71,8 @@ def connect(config: RayConfig, num_workers: int) -> Connection:
             raise UserError("--ray-runtime-env comes too late, for ray.init() was called before: give it there")
         connection = Connection(is_ours=False, is_private=False)
     elif config.ray_address == "local":
-        _start_private(num_workers, config.cpus_per_worker, runtime_env)
-        return Connection(is_ours=True, is_private=True)
+        janitor = _start_private(num_workers, config.cpus_per_worker, runtime_env)
+        return Connection(is_ours=True, is_private=True, janitor=janitor)
     else:
         _reach(config.ray_address, runtime_env)
         connection = Connection(is_ours=True, is_private=False)
@@ -79,20 +84,29 @@ def connect(config: RayConfig, num_workers: int) -> Connection:
     return connection
 
 
-def _start_private(num_workers: int, cpus_per_worker: float, runtime_env: dict[str, Any]) -> None:
+def _start_private(num_workers: int, cpus_per_worker: float, runtime_env: dict[str, Any]) -> Janitor:
     """For this process alone: no dashboard, on 127.0.0.1, with a token that only its processes know."""
     num_cpus = max(os.cpu_count() or 1, num_workers, math.ceil(num_workers * cpus_per_worker))
     # More workers than cores are meant: Ray would warn of them.
     meant = {"RAY_worker_maximum_startup_concurrency": str(num_cpus)}
-    with private_environment(), processes.environment(meant):
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            runtime_env=runtime_env or None,
-        )
+    folder = Path(tempfile.mkdtemp(prefix="freerun-ray-"))
+    janitor = Janitor(folder)
+    try:
+        with private_environment(), processes.environment(meant):
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                runtime_env=runtime_env or None,
+                _temp_dir=str(folder),
+            )
+    except BaseException:
+        janitor.clear()
+        raise
+    janitor.look()
+    return janitor
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import multiprocessing.connection
 import os
 import signal
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -33,9 +34,27 @@ def context() -> ForkServerContext:
     """Processes forked from a server that never loads torch: safe with threads and CUDA in the learner."""
     ctx = multiprocessing.get_context("forkserver")
     ctx.set_forkserver_preload(list(_preload))
-    with environment(ONE_THREAD):
+    with environment(ONE_THREAD), _without_socket():
         forkserver.ensure_running()
     return ctx
+
+
+@contextlib.contextmanager
+def _without_socket() -> Iterator[None]:
+    """Reach the fork server by a handle of its socket, whose file and folder are removed: a kill cannot leave them."""
+    server: Any = forkserver._forkserver
+    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if sys.platform != "linux" or server._forkserver_address or settings.get("tempdir"):
+        yield
+        return
+    settings["tempdir"] = tempfile.mkdtemp(prefix="freerun-")
+    try:
+        yield
+        handle = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
+        os.unlink(server._forkserver_address)
+        server._forkserver_address = f"/proc/self/fd/{handle}"
+    finally:
+        os.rmdir(settings.pop("tempdir"))
 
 
 @contextlib.contextmanager
@@ -78,11 +97,7 @@ def enter_worker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Daemonic, so that a learner that fails does not wait for its workers; but some simulators start processes.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    # Python hands every worker a copy of the pipe by whose end the fork server knows that the learner is gone.
-    server: Any = forkserver._forkserver
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
+    let_go_of_fork_server()
     end_with_parent()  # the fork server, which ends with the learner
 
 
@@ -92,6 +107,15 @@ def end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended before that line
             os._exit(1)
+
+
+def let_go_of_fork_server() -> None:
+    """It ends when nobody holds its pipe, and each worker was given an end: so one that is stuck would keep it, and
+    itself, alive after the learner's death. Should an environment need a fork server, it gets its own."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None and server._forkserver_pid is None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = server._forkserver_address = None
 
 
 def stop(processes: Iterable[multiprocessing.process.BaseProcess], grace_seconds: float) -> None:
