@@ -30,6 +30,7 @@ chaos: $(INSTALLED)
 	$(BIN)/python scripts/chaos_resume.py --kills 50
 	$(BIN)/python scripts/chaos_resume.py --kills 20 --algo sac --total-steps 20000
 	$(BIN)/python scripts/chaos_disk.py
+	$(BIN)/python tests/chaos.py --faults 200
 
 # The tests of the CybORG adapter, on your copy of the real one too.
 test-cyborg: $(INSTALLED)

@@ -183,6 +183,24 @@ class Faulty(Audit):
         return obs, reward, terminated, truncated, info
 
 
+class Overflows(Audit):
+    """One episode in five has a reward whose square no float32 holds: finite, and no loss of it is."""
+
+    def __init__(self, actions: str = "discrete") -> None:
+        super().__init__(short=10, long=10)
+        if actions == "box":
+            self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        obs, info = super().reset(seed=seed)
+        self._is_bad = self.np_random.random() < 0.2
+        return obs, info
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, 3e38 if self._is_bad and self._step == 3 else reward, terminated, truncated, info
+
+
 class FailsOnce(Audit):
     """The first worker that gets to the fourth step of any episode fails there; the file remembers."""
 
@@ -192,6 +210,8 @@ class FailsOnce(Audit):
         self._how = how
 
     def step(self, action: Any) -> Step:
+        if self._step == 4 and self._how == "raise-always":
+            fail("raise")
         if self._step == 4 and self._how != "never":
             try:
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL))

@@ -53,6 +53,16 @@ class LearnerFailure(Exception):
     """Another of several learners failed, or is gone: the text says which and why."""
 
 
+class NotFinite(UserError):
+    """NaN or infinity, in what an environment returned, a policy chose or a learner computed."""
+
+    episode: int | None = None
+    seed: int | None = None
+    step: int | None = None
+    evidence: Segment | None = None
+    """The steps of the episode up to there, as far as they are at hand."""
+
+
 def import_callable(name: str, what: str) -> Callable[..., Any]:
     """The function or class that a user has named as module:callable."""
     module_name, _, attribute = name.partition(":")
@@ -245,6 +255,11 @@ class Segment:
     def copy(self) -> Segment:
         """Arrays of its own, for a segment whose arrays will be overwritten."""
         arrays = {name: getattr(self, name).copy() for name in SEGMENT_ARRAYS}
+        return Segment(**arrays, seconds=self.seconds)
+
+    def part(self, start: int, stop: int, column: int) -> Segment:
+        """Some steps of one lane, in arrays of their own."""
+        arrays = {name: getattr(self, name)[start:stop, column : column + 1].copy() for name in SEGMENT_ARRAYS}
         return Segment(**arrays, seconds=self.seconds)
 
 

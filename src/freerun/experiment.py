@@ -61,6 +61,7 @@ from freerun.telemetry.background import Background
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.classic import ClassicLines
 from freerun.telemetry.figures import RecentRecords
+from freerun.telemetry.finite_guard import FiniteGuard
 from freerun.telemetry.joint_ledger import JointLedger
 from freerun.telemetry.jsonl import JsonLines
 from freerun.telemetry.ledger import Ledger
@@ -211,7 +212,8 @@ def run(
             for name in ("metrics", "ledger")
         }
         ledger.write_to(lines["ledger"])
-        sinks: list[MetricSink] = [JsonLines(lines["metrics"])]
+        guard = FiniteGuard(ledger, config.on_nan or "stop", config.seed, pool.incidents)
+        sinks: list[MetricSink] = [JsonLines(lines["metrics"]), guard]
         page = _show(folder, config.quiet, stack) if config.watch else None
         if not config.quiet:
             sinks.append(_display(config, flat_config["env"], budget, collector))

@@ -100,7 +100,7 @@ def test_a_learner_that_is_stuck_in_an_environment_says_where(
 
 @pytest.mark.parametrize("mode", SUPERVISED)
 def test_workers_that_die_each_time_end_the_run_with_a_word(mode: str, tmp_path: Path) -> None:
-    with pytest.raises(EnvFailure, match=r"the run ends, for .* failed 3 times[\s\S]*died"):
+    with pytest.raises(EnvFailure, match=r"the run ends, for .* failed \d times[\s\S]*died"):
         freerun.train(
             "toy_envs:Broken", mode=mode, num_workers=2, env_args={"how": "die"}, run_dir=tmp_path / "run", **SETTINGS
         )

@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hypothesis import settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from freerun.core import SEGMENT_ARRAYS, EnvSpec, Segment
 from freerun.transport import processes, slots
@@ -98,6 +100,58 @@ def test_free_slots_are_poisoned() -> None:
     room.read(0)
     assert np.isnan(room._slots[0].arrays["obs"]).all()
     assert (room._slots[0].arrays["episode"] == -1).all()
+
+
+class SlotsMachine(RuleBasedStateMachine):
+    """Two workers write, announce, die and are replaced in any order; whatever was announced is read whole, once."""
+
+    @initialize(num_slots=strategies.integers(1, 3))
+    def start(self, num_slots: int) -> None:
+        self.room = Slots(processes.context(), 2 * num_slots, 8, 1, SPECS["vector"])
+        self.free = [list(range(worker * num_slots, (worker + 1) * num_slots)) for worker in range(2)]
+        self.all_slots = [list(slots) for slots in self.free]
+        self.announced: list[list[tuple[int, int, int, bool]]] = [[], []]  # slot, mark, steps, whether the last part
+        self.mark = 0
+
+    @rule(worker=strategies.integers(0, 1), num_steps=strategies.integers(1, 20))
+    def hand_over(self, worker: int, num_steps: int) -> None:
+        """As many parts as there is room for; the rest is lost with a worker that never goes on."""
+        self.mark += 1
+        content, begin, is_last = segment(SPECS["vector"], num_steps, 1, self.mark), 0, False
+        while not is_last and self.free[worker]:
+            slot = self.free[worker].pop()
+            is_last = self.room.write(slot, self.mark, content, begin)
+            self.announced[worker].append((slot, self.mark, min(8, num_steps - begin), is_last))
+            begin += 8
+
+    @rule(worker=strategies.integers(0, 1), in_the_middle=strategies.booleans())
+    def die(self, worker: int, in_the_middle: bool) -> None:
+        """Perhaps while it writes: what was announced is read, the rest is for its successor to overwrite."""
+        if in_the_middle and self.free[worker]:
+            self.room._slots[self.free[worker][-1]].arrays["reward"][:3] = 77.0
+        while self.announced[worker]:
+            self.read(worker)
+        self.free[worker] = list(self.all_slots[worker])
+
+    @rule(worker=strategies.integers(0, 1))
+    def read(self, worker: int) -> None:
+        if not self.announced[worker]:
+            return
+        slot, mark, num_steps, is_last = self.announced[worker].pop(0)
+        part = self.room.read(slot)
+        assert (part.unit, part.is_last) == (mark, is_last)
+        assert_same(part.segment, segment(SPECS["vector"], num_steps, 1, mark))
+        self.free[worker].append(slot)
+
+    @invariant()
+    def no_slot_is_lost_or_has_two_owners(self) -> None:
+        for worker in range(2) if hasattr(self, "room") else ():
+            held = self.free[worker] + [slot for slot, *_ in self.announced[worker]]
+            assert sorted(held) == self.all_slots[worker]
+
+
+TestSlots = SlotsMachine.TestCase
+TestSlots.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 def _write_for_ever(connection: Connection, room: Slots, first_mark: int) -> None:

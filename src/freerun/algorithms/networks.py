@@ -28,6 +28,12 @@ def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.
     return nn.Sequential(*layers)
 
 
+def heal(gradient: Tensor, num_bad: Tensor) -> None:
+    """One that is not finite becomes zero where it is not, so that no weight is lost; and is counted."""
+    num_bad += ~gradient.sum().isfinite()
+    gradient.nan_to_num_(0.0, 0.0, 0.0)
+
+
 def share_one_buffer(module: nn.Module) -> nn.Parameter:
     """Lay all weights, and all gradients, end to end and return them as one parameter.
 

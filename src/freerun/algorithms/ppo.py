@@ -14,7 +14,7 @@ from torch import Tensor
 
 from freerun.algorithms.actor import NORMALIZED_LIMIT, Activation, ActorSpec, MLPActor
 from freerun.algorithms.batch import Batch, join, nothing
-from freerun.algorithms.networks import ActorCritic, share_one_buffer
+from freerun.algorithms.networks import ActorCritic, heal, share_one_buffer
 from freerun.algorithms.normalization import RunningMoments
 from freerun.algorithms.returns import (
     approx_kl,
@@ -188,6 +188,7 @@ class PPO:
         learning_rate = torch.tensor(config.learning_rate, device=self._device) if captures else config.learning_rate
         self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=captures)
         self._desk: Desk | None = None
+        self._num_bad = torch.zeros(1, device=self._device)  # gradients that were not finite
         self._obs_moments = RunningMoments((spec.obs_size,))
         self._return_moments = RunningMoments()
         self._segments: list[AnySegment] = []
@@ -240,9 +241,10 @@ class PPO:
             entropy = mean(net.entropy(net.actor(obs[:ENTROPY_ROWS])))
             average(self._peers, entropy, len(batch) / joined.total)
             explained = 1 - (target_of_all - value_of_all).var() / (target_of_all.var() + 1e-8)
-        policy_loss, value_loss, kl, clipped, entropy_now, explained_variance = torch.cat(
-            [measured, torch.stack([entropy, explained])]
+        policy_loss, value_loss, kl, clipped, entropy_now, explained_variance, num_bad = torch.cat(
+            [measured, torch.stack([entropy, explained]), self._num_bad]
         ).tolist()
+        self._num_bad.zero_()
         return {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
@@ -251,6 +253,7 @@ class PPO:
             "clip_fraction": clipped,
             "explained_variance": explained_variance,
             "num_gradient_steps": float(num_gradient_steps),
+            "bad_gradients": num_bad,
             "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
         }
 
@@ -356,6 +359,7 @@ class PPO:
         gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         average(self._peers, gradient, share)
+        heal(gradient, self._num_bad)
         gradient *= (self.config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
         self._optimizer.step()
 

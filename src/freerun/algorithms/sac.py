@@ -212,6 +212,7 @@ class Agent:
         assert weights.grad is not None
         torch.cat([first.reshape(1), *gradients] if first is not None else gradients, out=weights.grad)
         average(self._peers, weights.grad, self._share)
+        weights.grad.nan_to_num_(0.0, 0.0, 0.0)  # the losses tell; the weights stay whole
         optimizer.step()
 
     def td_error(self, steps: Steps) -> Tensor:

@@ -12,11 +12,10 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from freerun.collectors.exchange import Exchange, Store
-from freerun.collectors.finite import NotFinite
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.supervision import Watch
 from freerun.collectors.worker import Monitor
-from freerun.core import CollectorSettings, EnvFailure, FloatArray, Segment, Start, State, UserError
+from freerun.core import CollectorSettings, EnvFailure, FloatArray, NotFinite, Segment, Start, State, UserError
 from freerun.transport import processes
 from freerun.transport.channel import Hub
 from freerun.transport.deaths import Coroner

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from freerun.collectors.finite import NotFinite
 from freerun.collectors.supervision import Supervisor
-from freerun.core import CollectorSettings, Counts, Demand, Segment
+from freerun.core import CollectorSettings, Counts, Demand, NotFinite, Segment
 
 Result = TypeVar("Result")
 

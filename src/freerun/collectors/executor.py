@@ -12,7 +12,6 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
-from freerun.collectors.finite import NotFinite
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.supervision import Supervisor, Watch
 from freerun.collectors.worker import Monitor, Worker, WorkerSetup
@@ -23,6 +22,7 @@ from freerun.core import (
     EnvFactory,
     EnvFailure,
     FloatArray,
+    NotFinite,
     Policy,
     Segment,
     Start,
@@ -201,13 +201,13 @@ class Executor:
 
     def close(self) -> None:
         self._watch.close()
-        self._shut_down()
+        self._shut_down(CLOSE_SECONDS)
         self._monitor.close()
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, grace_seconds: float = 0.0) -> None:
         if self._processes:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            processes.stop(self._processes, CLOSE_SECONDS)
+            processes.stop(self._processes, grace_seconds)
 
 
 # ---------------------------------------------------------------------------------------------- in the workers

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from freerun.core import Array, RunSeed, Segment, UserError, episode_seed
+from freerun.core import Array, NotFinite, RunSeed, Segment, episode_seed
 
 
-class NotFinite(UserError):
-    """Says in which step of which episode; the steps up to there are the evidence."""
+def check_finite(segment: Segment, run_seed: RunSeed, steps_before: Sequence[int] | None = None) -> None:
+    """Raise NotFinite for the first number of a segment that is NaN or infinite, in the order in which they arose.
 
-    episode: int | None = None
-    seed: int | None = None
-    step: int | None = None
-    evidence: Segment | None = None
-
-
-def check_finite(segment: Segment, run_seed: RunSeed) -> None:
-    """Raise NotFinite for the first number of a segment that is NaN or infinite, in the order in which they arose."""
+    Where the segment begins within episodes, `steps_before` says how many steps each lane's had made."""
     arrays = (segment.obs[:1], segment.action, segment.log_prob, segment.reward, segment.next_obs)
     if all(_is_finite(array) for array in arrays):
         return
@@ -36,7 +31,8 @@ def check_finite(segment: Segment, run_seed: RunSeed) -> None:
         for row, column in _first_bad(array)
     ]
     row, _, column, what, offset = min(found)
-    raise _failure(segment, run_seed, row, column, what, offset)
+    before = steps_before[column] if steps_before and segment.episode[0, column] == segment.episode[row, column] else 0
+    raise _failure(segment, run_seed, row, column, what, offset + before)
 
 
 def _failure(segment: Segment, run_seed: RunSeed, row: int, column: int, what: str, offset: int) -> NotFinite:
@@ -48,25 +44,8 @@ def _failure(segment: Segment, run_seed: RunSeed, row: int, column: int, what: s
         "with `freerun check-env`"
     )
     failure.episode, failure.seed, failure.step = number, seed, step
-    failure.evidence = part(segment, since, row + 1, column)
+    failure.evidence = segment.part(since, row + 1, column)
     return failure
-
-
-def part(segment: Segment, start: int, stop: int, column: int) -> Segment:
-    """Some steps of one lane, in arrays of their own."""
-    rows, lane = slice(start, stop), slice(column, column + 1)
-    return Segment(
-        obs=segment.obs[rows, lane].copy(),
-        action=segment.action[rows, lane].copy(),
-        log_prob=segment.log_prob[rows, lane].copy(),
-        reward=segment.reward[rows, lane].copy(),
-        terminated=segment.terminated[rows, lane].copy(),
-        truncated=segment.truncated[rows, lane].copy(),
-        next_obs=segment.next_obs[rows, lane].copy(),
-        version=segment.version[rows, lane].copy(),
-        episode=segment.episode[rows, lane].copy(),
-        seconds=segment.seconds,
-    )
 
 
 def _is_finite(array: Array) -> bool:

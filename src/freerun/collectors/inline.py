@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from freerun.collectors.finite import NotFinite
 from freerun.collectors.rollout import Rollout
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.supervision import Silence, Supervisor, look_seconds, thread_stack
@@ -18,6 +17,7 @@ from freerun.core import (
     Demand,
     EnvFailure,
     FloatArray,
+    NotFinite,
     Policy,
     Segment,
     Start,

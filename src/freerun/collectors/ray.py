@@ -21,6 +21,7 @@ from freerun.core import (
     EnvFactory,
     EnvFailure,
     FloatArray,
+    NotFinite,
     OutOfMemory,
     Policy,
     Segment,
@@ -45,7 +46,6 @@ except ModuleNotFoundError as missing:
 
 from freerun.collectors.crew import SHORT_UNIT_SECONDS, Rest
 from freerun.collectors.exchange import Exchange
-from freerun.collectors.finite import NotFinite
 from freerun.collectors.ray_actor import ActorSetup, FreerunActor, Hello, Played
 from freerun.collectors.ray_config import RayConfig
 from freerun.collectors.rounds import Rounds

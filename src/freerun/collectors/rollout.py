@@ -39,6 +39,7 @@ class Lane:
         self.index = index
         self.rng = episode_rng(run_seed, number)
         self.first_row = first_row
+        self.num_before = 0  # steps of it when the segment began
         self.started = time.perf_counter()
 
 
@@ -86,6 +87,7 @@ class Rollout:
             self._begin(next_episode, first_row=0)
             for lane in self._running:
                 lane.first_row = 0
+            before = [lane.num_before for lane in self._running]
             ends = np.zeros((2, num_steps, len(self._lanes)), np.bool_)
             numbers = np.empty(ends.shape[1:], np.int64)
             successors = []
@@ -98,7 +100,9 @@ class Rollout:
                     self._begin(next_episode, first_row=0)
             segment = self._tape.segment(numbers, ends, successors)
             segment.seconds = time.perf_counter() - started
-            check_finite(segment, self._run_seed)
+            check_finite(segment, self._run_seed, before)
+            for lane in self._running:
+                lane.num_before += num_steps
             yield segment
 
     def _step(self) -> tuple[Flags, Flags]:
@@ -140,6 +144,7 @@ class Rollout:
             obs = self._env.reset(seeds)
             for index, number in numbers.items():
                 lane = self._lanes[index] = Lane(number, index, self._run_seed, first_row)
+                lane.num_before = -self._tape.row
                 self._tape.begin(lane, obs[index])
             self._running = [lane for lane in self._lanes if lane is not None]
         return bool(self._running)

@@ -58,11 +58,13 @@ class Solo:
         self._begin(next_episode(True), row=0)
         while True:
             yield self._play(next_episode)
+            self._num_before += num_steps
             self._obs_rows[0][...] = self._obs_rows[num_steps]
 
     def _begin(self, number: int | None, row: int) -> None:
         assert number is not None
         self._number = number
+        self._num_before = -row  # steps of the episode, when the segment that holds it began
         self._rng = episode_rng(self._run_seed, number)
         self._noise_rows = []
         self.vitals.begin(number)
@@ -74,7 +76,7 @@ class Solo:
         started = time.perf_counter()
         act, step, obs_rows, head_rows = self._act, self._env.step, self._obs_rows, self._head_rows
         beat = self.vitals.beat
-        noise_rows = self._noise_rows
+        noise_rows, num_before = self._noise_rows, self._num_before
         actions, rewards, numbers, ends = [], [], [self._number], []
         row = 0
         while True:
@@ -101,7 +103,7 @@ class Solo:
                 obs_rows, head_rows = self._obs_rows, self._head_rows
         segment = self._segment(np.array(actions, self._spec.action_space.dtype), rewards, numbers, ends)
         segment.seconds = time.perf_counter() - started
-        check_finite(segment, self._run_seed)
+        check_finite(segment, self._run_seed, (num_before,))
         return segment
 
     def _segment(

@@ -14,13 +14,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from freerun.collectors.finite import NotFinite
 from freerun.collectors.worker import Monitor
 from freerun.core import (
     CollectorSettings,
     EnvFailure,
     Incident,
     IncidentKind,
+    NotFinite,
     OutOfMemory,
     UserError,
     WorkerDied,
@@ -88,16 +88,16 @@ class Supervisor:
             self._tell(worker, failure, episodes)
             self._in_a_row[worker] += 1
             self._fruitless[worker] += 1
-            if self.goes_on_after(failure):
-                limit = TOLERATED_TRIES
-            else:
+            goes_on = self.goes_on_after(failure)
+            if not goes_on:
                 self._count(failure)
-                limit = TOLERATED_TRIES if self._tolerant else TRIES
+            # Whoever kills workers may do so several times before one gets anything done.
+            limit = TOLERATED_TRIES if self._tolerant or goes_on or came_from_outside(failure) else TRIES
             if isinstance(failure, UserError) and not self.goes_on_after(failure):
                 raise failure
             fruitless = f"worker {worker} failed {limit} times in a row while nobody finished anything"
             self._end_if(self._fruitless[worker] >= limit, fruitless, failure)
-            if len(episodes) == 1 and not self._tolerant and not came_from_outside(failure):
+            if len(episodes) == 1 and not (self._tolerant or goes_on or came_from_outside(failure)):
                 (episode,) = episodes
                 self._of_episode[episode] += 1
                 seed = episode_seed(self._settings.seed, episode)

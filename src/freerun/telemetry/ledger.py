@@ -70,6 +70,8 @@ class Ledger:
         self._next_episode = first_episode  # above all that were handed over
         self._last_round = (0, 0)  # steps and episodes of the last update
         self._segments: list[Pieces] = []  # of the next one
+        self.newest: list[Segment] = []
+        """What the last update learned from, or the next one will."""
         self.seconds_before = 0.0
         """That the run had taken when it was resumed."""
 
@@ -79,11 +81,14 @@ class Ledger:
 
     def account(self, segments: Sequence[AnySegment]) -> None:
         """Note what the collector has handed over."""
+        if not self._update_lags:  # the first of an update
+            self.newest = []
         for segment in segments:
             self.steps += segment.num_steps
             if isinstance(segment, TensorSegment):
                 self._account_tensors(segment)
                 continue
+            self.newest.append(segment)
             self._next_episode = max(self._next_episode, int(_number(segment.episode).max()) + 1)
             if self._file is not None:
                 self._segments.append(pieces(segment))

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first lets an update finish, the second (or ten seconds) does not."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first lets an update finish, the second (or ten seconds) does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from types import FrameType
 
 GRACE_SECONDS = 10.0
 """Machines that may be taken away give half a minute or more between SIGTERM and the end."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP comes when a terminal is closed; under nohup it is ignored, and stays so."""
 
 
 @contextlib.contextmanager
@@ -35,7 +36,8 @@ def interruptible(is_at_rest: Callable[[], bool], ask_to_stop: Callable[[], None
         ask_to_stop()
         timer.start()
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in heeded}
     try:
         yield
     finally:

@@ -1,0 +1,178 @@
+"""When a failed worker is started again, when the run ends, and who counts as silent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from freerun.collectors import supervision
+from freerun.collectors.supervision import Silence, Supervisor
+from freerun.core import CollectorSettings, EnvFailure, Incident, NotFinite, UserError, WorkerDied
+from freerun.transport import processes
+from freerun.transport.deaths import Coroner, OutOfMemoryKills, is_stopped
+from freerun.transport.pulse import Pulse
+from freerun.transport.stacks import StackFile
+
+WORKERS = strategies.integers(0, 3)
+MOST = strategies.integers(0, 12)
+ON_NAN = strategies.sampled_from(["stop", "continue"])
+
+
+class SupervisorMachine(RuleBasedStateMachine):
+    """Beside a plain account of what happened: the run ends when a rule says so, and only then."""
+
+    @initialize(most=MOST, tolerant=strategies.booleans(), on_nan=ON_NAN)
+    def begin(self, most: int, tolerant: bool, on_nan: str) -> None:
+        self._begin(most, tolerant, on_nan)
+
+    def _begin(self, most: int, tolerant: bool, on_nan: str) -> None:
+        self.told: list[Incident] = []
+        chosen = CollectorSettings(4, 0, 7, max_failures=most, on_nan=on_nan, report=self.told.append)  # type: ignore[arg-type]
+        self.most, self.tolerant, self.on_nan = most, tolerant, on_nan
+        self.supervisor = Supervisor(chosen, tolerant)
+        self.fruitless: Counter[int] = Counter()
+        self.of_episode: Counter[int] = Counter()
+        self.rests: Counter[int] = Counter()
+        self.num_failures = self.num_incidents = 0
+        self.over = False
+
+    @precondition(lambda self: self.over)
+    @rule(most=MOST, tolerant=strategies.booleans(), on_nan=ON_NAN)
+    def another_run(self, most: int, tolerant: bool, on_nan: str) -> None:
+        self._begin(most, tolerant, on_nan)
+
+    @precondition(lambda self: not self.over)
+    @rule(worker=WORKERS)
+    def deliver(self, worker: int) -> None:
+        self.supervisor.delivered(worker)
+        self.fruitless.clear()
+        self.rests[worker] = 0
+
+    @precondition(lambda self: not self.over)
+    @rule(worker=WORKERS, episode=strategies.integers(0, 5), bad=strategies.booleans())
+    def fail(self, worker: int, episode: int, bad: bool) -> None:
+        failure: Exception = NotFinite("nan") if bad else EnvFailure("it raised")
+        self.num_incidents += 1
+        self.fruitless[worker] += 1
+        self.rests[worker] += 1
+        goes_on = bad and self.on_nan == "continue"
+        tries = 8 if self.tolerant or goes_on else 3
+        self.num_failures += not goes_on
+        self.of_episode[episode] += not (self.tolerant or goes_on)
+        ends = (
+            (bad and not goes_on)
+            or self.fruitless[worker] >= tries
+            or (self.of_episode[episode] >= 3 and not (self.tolerant or goes_on))
+            or self.num_failures > self.most
+        )
+        try:
+            seconds = self.supervisor.failed(worker, failure, [episode])
+        except (EnvFailure, UserError) as end:
+            self.over = True
+            told, kind = str(end), type(end)
+        assert self.over == ends
+        if ends:
+            assert str(failure) in told
+            assert kind is type(failure)
+        else:
+            assert seconds == (0.0 if self.rests[worker] == 1 else min(5.0, 0.1 * 2 ** (self.rests[worker] - 2)))
+
+    @precondition(lambda self: not self.over)
+    @rule()
+    def a_machine_is_lost(self) -> None:
+        """Its workers fall together: one failure."""
+        self.num_failures += 1
+        self.supervisor._last_from_outside = -1e9  # long after the last one
+        for worker in range(4):
+            failure = WorkerDied("killed")
+            failure.from_outside = True
+            self.num_incidents += 1
+            self.fruitless[worker] += 1
+            self.rests[worker] += 1
+            ends = self.num_failures > self.most or self.fruitless[worker] >= 8
+            try:
+                self.supervisor.failed(worker, failure, [worker])
+            except EnvFailure:
+                assert ends
+                self.over = True
+                return
+            assert not ends
+
+    @invariant()
+    def everything_was_told(self) -> None:
+        assert len(self.told) == self.num_incidents
+        assert sum(self.supervisor.by_kind.values()) == self.num_incidents
+
+
+TestSupervisor = SupervisorMachine.TestCase
+TestSupervisor.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_silence_counts_only_while_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(supervision.time, "monotonic", lambda: now)
+    silence = Silence(look_seconds=0.25)
+    silence.look({0: 5, 1: 5})
+    for beats in range(10):
+        now += 0.25
+        silence.look({0: 5, 1: beats})
+    assert silence.seconds(0) == pytest.approx(2.5)
+    assert silence.seconds(1) == 0.0
+    now += 3600  # the machine was asleep
+    silence.look({0: 5, 1: 9})
+    assert silence.seconds(0) <= 3.5
+    assert silence.seconds(1) <= 1.0
+
+
+def test_kills_for_lack_of_memory_are_told_from_others(tmp_path: Path) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom 3\noom_kill 2\n")
+    kills = OutOfMemoryKills([counter, tmp_path / "missing"])
+    assert kills.new_kills() == 0
+    counter.write_text("low 0\noom 4\noom_kill 3\n")
+    coroner = Coroner()
+    coroner._memory = kills
+    assert "lack of memory" in str(coroner.report(2, 17, -signal.SIGKILL))
+    assert "which freerun did not send" in str(coroner.report(2, 18, -signal.SIGKILL))
+    assert "SIGSEGV" in str(coroner.report(2, 19, -signal.SIGSEGV))
+    assert "exit code 3" in str(coroner.report(2, 20, 3))
+
+
+def test_this_machine_has_a_counter_of_such_kills() -> None:
+    assert OutOfMemoryKills()._read()
+
+
+def stuck(stacks: StackFile, pulse: Pulse) -> None:
+    processes.enter_worker()
+    stacks.write_on_signal()
+    pulse.of(1).beat()
+    while True:
+        time.sleep(100)
+
+
+def test_the_stack_of_another_process_and_its_pulse() -> None:
+    stacks, pulse = StackFile(), Pulse(2, processes.context())
+    process = processes.start(stuck, stacks, pulse)
+    try:
+        deadline = time.monotonic() + 30
+        while not pulse.beats(1) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert process.pid is not None
+        for _ in range(2):  # the second does not hold what the first left
+            stack = stacks.capture(process.pid)
+            assert stack.count("in stuck") == 1
+        assert not is_stopped(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        while not is_stopped(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert is_stopped(process.pid)
+    finally:
+        processes.stop([process], 0.0)
+        stacks.close()

@@ -1,0 +1,22 @@
+"""The short form of `make chaos`: a few storms in each mode, and no assertion on how long anything takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import chaos
+import pytest
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", chaos.MODES)
+def test_workers_are_killed_and_stopped_and_nothing_is_lost(
+    mode: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chaos, "BASELINE_SECONDS", 3.0)
+    monkeypatch.setattr(chaos, "RECOVERED_SHARE", 0.1)
+    monkeypatch.setattr(chaos, "RECOVERY_SECONDS", 60.0)
+    report = chaos.torment(mode, 8, 1, run_dir, print)
+    assert report.num_faults >= 4, "it was over too soon"
+    assert not report.complaints
+    assert report.summary["worker_restarts"] >= 1

@@ -1,0 +1,98 @@
+"""What a run in a process of its own leaves behind: processes, shared memory, temporary files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+NOT_OF_A_RUN = {"torchinductor_root"}
+"""Torch's own cache, for all runs of a user."""
+
+
+class OutsideRun:
+    """`freerun train` as a user would start it, watched from outside."""
+
+    def __init__(self, arguments: Sequence[str], run_dir: Path, command: Sequence[str] = ("-m", "freerun", "train")):
+        self.run_dir = run_dir
+        self._temporary = tempfile.mkdtemp(prefix="watched-")
+        self._shared = set(os.listdir("/dev/shm"))
+        self._family: dict[int, psutil.Process] = {}
+        tests = str(Path(__file__).parent)
+        paths = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the object
+        self.process = subprocess.Popen(
+            [sys.executable, *command, *arguments, "--run-dir", str(run_dir)],
+            env={**os.environ, "TMPDIR": self._temporary, "PYTHONPATH": paths},
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> OutsideRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.kill()
+        self.process.wait()
+        self.output.close()
+
+    @property
+    def text(self) -> str:
+        self.output.seek(0)
+        return self.output.read()
+
+    def num_updates(self) -> int:
+        metrics = self.run_dir / "metrics.jsonl"
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    def wait_for_updates(self, number: int, seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while self.num_updates() < number:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the run has not come to update {number}:\n{self.text}")
+            time.sleep(0.02)
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that it has started, directly or not."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._family |= {child.pid: child for child in psutil.Process(self.process.pid).children(recursive=True)}
+        return [process for process in self._family.values() if _is_alive(process)]
+
+    def left_after(self, seconds: float) -> list[str]:
+        """What is still there at that time after its end, at the latest; nothing, hopefully."""
+        deadline = time.monotonic() + seconds
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def _left(self) -> list[str]:
+        files = [name for name in os.listdir(self._temporary) if name not in NOT_OF_A_RUN]
+        shared = [name for name in set(os.listdir("/dev/shm")) - self._shared if not _is_used(name)]
+        return [*(str(process) for process in self.family()), *files, *shared]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_used(name: str) -> bool:
+    """By another run that goes on beside this one."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if name in Path(f"/proc/{process.pid}/maps").read_text():
+                return True
+    return not Path("/dev/shm", name).exists()
