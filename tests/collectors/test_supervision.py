@@ -12,7 +12,6 @@ import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from freerun.collectors import supervision
 from freerun.collectors.supervision import Silence, Supervisor
 from freerun.core import CollectorSettings, EnvFailure, Incident, NotFinite, UserError, WorkerDied
 from freerun.transport import processes
@@ -117,7 +116,7 @@ TestSupervisor.settings = settings(max_examples=150, stateful_step_count=40, dea
 
 def test_silence_counts_only_while_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(supervision.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     silence = Silence(look_seconds=0.25)
     silence.look({0: 5, 1: 5})
     for beats in range(10):
