@@ -23,7 +23,7 @@ class OutsideRun:
     def __init__(self, arguments: Sequence[str], run_dir: Path, command: Sequence[str] = ("-m", "freerun", "train")):
         self.run_dir = run_dir
         self._temporary = tempfile.mkdtemp(prefix="watched-")
-        self._shared = set(os.listdir("/dev/shm"))
+        self._shared: set[Path] = set()  # memory with a name that its processes have used
         self._family: dict[int, psutil.Process] = {}
         tests = str(Path(__file__).parent)
         paths = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -67,6 +67,8 @@ class OutsideRun:
         """All processes that it has started, directly or not."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._family |= {child.pid: child for child in psutil.Process(self.process.pid).children(recursive=True)}
+        for pid in [self.process.pid, *self._family]:
+            self._shared |= _named_memory(pid)
         return [process for process in self._family.values() if _is_alive(process)]
 
     def left_after(self, seconds: float) -> list[str]:
@@ -78,7 +80,7 @@ class OutsideRun:
 
     def _left(self) -> list[str]:
         files = [name for name in os.listdir(self._temporary) if name not in NOT_OF_A_RUN]
-        shared = [name for name in set(os.listdir("/dev/shm")) - self._shared if not _is_used(name)]
+        shared = [str(path) for path in self._shared if path.exists()]
         return [*(str(process) for process in self.family()), *files, *shared]
 
 
@@ -89,10 +91,11 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _is_used(name: str) -> bool:
-    """By another run that goes on beside this one."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError):
-            if name in Path(f"/proc/{process.pid}/maps").read_text():
-                return True
-    return not Path("/dev/shm", name).exists()
+def _named_memory(pid: int) -> set[Path]:
+    """Files in /dev/shm that a process has mapped, and that have not been unlinked."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
+    return {Path(path) for path in paths if not path.endswith("(deleted)")}
