@@ -215,7 +215,7 @@ def _print_timeline(run_dir: Path, advice: str | None) -> None:
     if recording is not None:
         console = Console(stderr=True)
         console = console if console.is_terminal else Console(stderr=True, width=160)
-        console.print(chart(recording))
+        console.print(chart(recording, console.width))
         if advice:
             console.print(f"Advice: {advice}", highlight=False, markup=False)
 

@@ -151,18 +151,26 @@ def test_a_grid_holds_every_second_however_long_it_gets(lengths: list[float], nu
 
 def test_the_chart_shows_who_was_busy_when(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
-    console.print(chart(recorded(tmp_path)))
+    console.print(chart(recorded(tmp_path), 120))
     _, learner, first, _, axis = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert learner.split()[0] == "learner"
     assert "▒" * 60 in learner  # a block of two states: a quarter of it busy
     assert "█" * 45 + "░" * 15 in first
-    assert first.split("░")[-1].split() == ["75%", "busy", "25%", "waiting-for-weights"]
+    assert first.split("░")[-1].strip() == "75% busy, waits 25% weights"
     assert axis.split() == ["0", "s", "4.0", "s"]
+
+
+def test_the_chart_fits_a_narrow_terminal(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(chart(recorded(tmp_path), 80))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 5
+    assert "█" * 21 + "░" * 7 in lines[2]
 
 
 def test_many_workers_share_rows(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
-    console.print(chart(recorded(tmp_path, num_workers=100)))
+    console.print(chart(recorded(tmp_path, num_workers=100), 120))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[2].startswith("workers 0–6 ")
     assert lines[16].startswith("workers 98–99 ")

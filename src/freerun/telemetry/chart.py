@@ -9,7 +9,9 @@ from rich.text import Text
 from freerun.core import State
 from freerun.telemetry.timeline import STATE_NAMES, Recording
 
-NUM_CELLS = 60
+FEWEST_CELLS, MOST_CELLS = 20, 60
+WORDS_WIDTH = 44
+"""Of what is said of a row: 100% busy, waits 14% slot 82% weights."""
 MOST_WORKER_ROWS = 16
 SHADES = "░▒▓█"
 """By the share of a cell that was busy: under a quarter, a half, three quarters, above."""
@@ -17,16 +19,20 @@ RESTARTING = "x"
 NOTHING = " "
 
 
-def chart(recording: Recording) -> Group:
+def chart(recording: Recording, width: int) -> Group:
+    names_width = max(len(name) for name, _ in _rows(recording.tracks))
+    num_cells = max(FEWEST_CELLS, min(MOST_CELLS, width - names_width - WORDS_WIDTH))
     grid = recording.grid()
     seconds = max(grid.seconds, 1e-6)
-    by_track = grid.cells(0.0, seconds, NUM_CELLS)
+    by_track = grid.cells(0.0, seconds, num_cells)
     table = Table.grid(padding=(0, 1))
+    for _ in range(3):
+        table.add_column(no_wrap=True)
     for name, tracks in _rows(recording.tracks):
         parts = by_track[tracks].sum(axis=0)
         symbols = "".join(_symbol(part) for part in parts.tolist())
         table.add_row(name, Text(symbols, style="green"), _told(parts.sum(axis=0).tolist()))
-    axis = Text(f"0 s{f'{seconds:.1f} s':>{NUM_CELLS - 3}}", style="dim")
+    axis = Text(f"0 s{f'{seconds:.1f} s':>{num_cells - 3}}", style="dim")
     table.add_row("", axis, "")
     return Group(Text("█ busy  ░ waiting  x restarting", style="dim"), table)
 
@@ -52,8 +58,9 @@ def _symbol(spent: list[float]) -> str:
 
 
 def _told(totals: list[float]) -> Text:
-    whole = sum(totals)
-    told = [
-        f"{spent / whole:4.0%} {name}" for name, spent in zip(STATE_NAMES, totals, strict=True) if spent > 0.005 * whole
-    ]
-    return Text("  ".join(told), style="dim")
+    """Busy, and what was waited for."""
+    whole = sum(totals) or 1.0
+    shares = {name: spent / whole for name, spent in zip(STATE_NAMES, totals, strict=True)}
+    busy = shares.pop(STATE_NAMES[State.BUSY])
+    waits = [f"{share:.0%} {name.removeprefix('waiting-for-')}" for name, share in shares.items() if share >= 0.005]
+    return Text(f"{busy:4.0%} busy" + (f", waits {' '.join(waits)}" if waits else ""), style="dim")
