@@ -14,9 +14,11 @@ train: $(INSTALLED)
 	$(BIN)/freerun train --preset defender --run-dir $(RUN)
 	$(BIN)/freerun eval $(RUN) --episodes 200 --compare
 
-# Model-based, on a pole to balance: solved from a few thousand steps.
+# Model-based: a drone learns to hover from some 30,000 steps.
+train-mbpo: RUN := runs/drone-$(shell date +%Y%m%d-%H%M%S)
 train-mbpo: $(INSTALLED)
-	$(BIN)/freerun train --preset mbpo-inverted-pendulum --preset mbpo-small --mode batch --num-envs 1 --num-steps-per-env 50 --eval-every 500
+	$(BIN)/freerun train --preset mbpo-drone --eval-every 4000 --run-dir $(RUN)
+	$(BIN)/freerun eval $(RUN) --episodes 10
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

@@ -39,7 +39,12 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
         *("--num-envs", "512", "--minibatch-size", "3072", "--hidden-sizes", "64", "64"),
         *("--total-steps", "1500000", "--eval-every", "100000"),
     ),
-    "MBPO, 64 drones": ("--preset", "mbpo-drone", "--eval-every", "3000"),
+    "MBPO, 64 drones": (
+        *("--preset", "mbpo-drone", "--eval-every", "3000", "--total-steps", "100000"),
+        *("--hidden-sizes", "256", "256", "--batch-size", "256", "--learning-rate", "3e-4"),
+        *("--model-hidden-sizes", "200", "200", "200", "200", "--model-updates-per-step", "1"),
+    ),
+    "MBPO, 64 drones, small networks": ("--preset", "mbpo-drone", "--eval-every", "2000"),
 }
 
 
