@@ -101,6 +101,8 @@ def _check(config: TrainConfig[Any, Any], record: Sequence[Recorded]) -> None:
         raise UserError("a run on environments that are tensors cannot be replayed: its episodes have no numbers")
     if config.num_learners > 1:
         raise UserError("a run of several learners cannot be replayed bit for bit: one adds gradients up otherwise")
+    if config.num_learners > 1:
+        raise UserError("a run of several learners cannot be replayed: their gradients are summed in another order")
     if getattr(config.algorithm, "stages", None) == "concurrent":
         raise UserError("MBPO with --stages concurrent cannot be replayed: its stages meet by the clock")
     lanes = max(len(columns) for recorded in record for columns in recorded.segments)

@@ -82,6 +82,10 @@ class Rows:
         """Names and hashes of what the checkpoint that is being written needs."""
         return {chunk.name: chunk.sha256 for chunks in self.pending.values() for chunk in chunks}
 
+    def known(self) -> set[str]:
+        """Names of what an earlier checkpoint needs too, and was looked at then."""
+        return {chunk.name for chunks in self._rings.values() for chunk in chunks}
+
     def open(self, content: Any, hashes: dict[str, str]) -> KeptRing:
         try:
             chunks = [Chunk(name, int(first), int(stop), hashes[name]) for name, first, stop in content["chunks"]]
