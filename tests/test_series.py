@@ -119,3 +119,32 @@ def test_bad_workflows_are_refused(tmp_path: Path) -> None:
             series.run_workflows(config(tmp_path / "runs", **more))
     with pytest.raises(UserError, match="not both"):
         config(tmp_path, workflows=empty)
+
+
+def test_a_series_goes_on_in_the_middle_of_a_workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {"deterministic": True, "total_episodes": 18}
+    series.run_workflows(config(tmp_path / "whole", **more))
+    calls: list[int] = []
+
+    class Interrupts:
+        def write(self, step: int, metrics: Any) -> None:
+            if len(calls) == 2 and metrics["update"] == 2:
+                raise KeyboardInterrupt
+
+        def close(self) -> None: ...
+
+    def interrupted(algorithm: Any, collector: Any, budget: Any, ledger: Any, sinks: Any, *rest: Any) -> None:
+        calls.append(1)
+        training.train(algorithm, collector, budget, ledger, [*sinks, Interrupts()], *rest)
+
+    monkeypatch.setattr(experiment, "train", interrupted)
+    results = series.run_workflows(config(tmp_path / "stopped", **more))
+    assert [result.summary["outcome"] for result in results] == ["finished", "interrupted"]
+    monkeypatch.undo()
+    assert main(["train", "--resume", str(tmp_path / "stopped"), "-q"]) == 0
+    folders = sorted(path.name for path in (tmp_path / "stopped").iterdir() if path.is_dir())
+    assert folders == sorted(path.name for path in (tmp_path / "whole").iterdir() if path.is_dir())
+    for name in folders:
+        for key, array in weights(tmp_path / "whole" / name).items():
+            np.testing.assert_array_equal(array, weights(tmp_path / "stopped" / name)[key])
+    assert main(["train", "--resume", str(tmp_path / "stopped"), "-q"]) == 0  # all trained: nothing left to do
