@@ -91,7 +91,11 @@ class Executor:
                 giver.close()
 
     def _pids(self) -> dict[int, int]:
-        return {index: pid for index in range(self.num_workers) if (pid := self._monitor.pulse.pid(index))}
+        """Those that have said which one they are, and in the other places those that have not come so far."""
+        known = {index: pid for index in range(self.num_workers) if (pid := self._monitor.pulse.pid(index))}
+        others = [process.pid for process in list(self._processes) if process.pid not in known.values()]
+        places = [index for index in range(self.num_workers) if index not in known]
+        return known | {index: pid for index, pid in zip(places, others, strict=False) if pid is not None}
 
     def _state_of(self, worker: int) -> str:
         if not self._is_ready:
@@ -208,6 +212,7 @@ class Executor:
         if self._processes:
             self._pool.shutdown(wait=False, cancel_futures=True)
             processes.stop(self._processes, grace_seconds)
+            self._processes = []
 
 
 # ---------------------------------------------------------------------------------------------- in the workers
