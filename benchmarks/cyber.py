@@ -22,8 +22,10 @@ import gymnasium
 import torch
 import tyro
 
+from freerun.completing import complete
 from freerun.core import Metrics, Start
-from freerun.experiment import Pool, complete, make_factory
+from freerun.making import make_factory
+from freerun.pool import Pool
 from freerun.registry import ALGORITHMS, MODES, make_config
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger

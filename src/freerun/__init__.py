@@ -2,8 +2,9 @@
 
 from typing import Any
 
-__version__ = "0.1.0"
-__all__ = ["Result", "load_policy", "resume", "train"]
+from freerun.version import VERSION as __version__
+
+__all__ = ["Result", "__version__", "load_policy", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from freerun.core import EnvSpec, Policy, UserError
 from freerun.envs import CYBER_ENVS, defenders
 from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
 from freerun.envs.tensors import is_only_tensors
-from freerun.experiment import make_factory, make_tensors
+from freerun.making import make_factory, make_tensors
 from freerun.persistence import checkpoint, origin
 from freerun.persistence.run_folder import POLICY, RunFolder, read_policy
 from freerun.persistence.secrecy import refuse_hidden

@@ -13,7 +13,7 @@ import numpy as np
 from freerun.collectors.replayed import Recorded, Replayed
 from freerun.config import TrainConfig
 from freerun.core import Algorithm, AnySegment, Array, Demand, Metrics, UserError
-from freerun.experiment import make_algorithm, make_factory
+from freerun.making import make_algorithm, make_factory
 from freerun.persistence import checkpoint, origin
 from freerun.persistence.files import MOST_JSON_BYTES, read_json
 from freerun.persistence.run_folder import CONFIG, POLICY, SUMMARY, read_policy

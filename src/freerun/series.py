@@ -16,15 +16,18 @@ from rich.console import Console
 from rich.table import Table
 
 from freerun.collectors.trials import TRIAL_SEED, Greedy, play
+from freerun.completing import complete
 from freerun.config import TrainConfig
 from freerun.core import UserError
 from freerun.envs.gymnasium import Lanes
 from freerun.envs.workflow import WorkflowEnv, read_order
-from freerun.experiment import Pool, Result, complete, make_factory, run
+from freerun.experiment import Result, run
+from freerun.making import make_factory
 from freerun.persistence import checkpoint, origin
 from freerun.persistence.checkpoint import Checkpoint
 from freerun.persistence.files import read_json, write_atomically
 from freerun.persistence.secrecy import without_secrets
+from freerun.pool import Pool
 from freerun.registry import MODES, flatten_config, lookup
 from freerun.telemetry.tracking import TrackingConfig
 

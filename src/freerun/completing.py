@@ -1,0 +1,78 @@
+"""What was left open in a run's settings, filled in: config.json then says everything."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from freerun import learners
+from freerun.config import DEFAULT_TOTAL_STEPS, TrainConfig
+from freerun.core import UserError
+from freerun.envs.isaac_launch import is_isaac_task, resolve
+from freerun.making import is_tensors
+from freerun.registry import MODES, lookup
+
+logger = logging.getLogger("freerun")
+
+
+def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
+    """As the mode, the environment and the machine suggest."""
+    changes: dict[str, Any] = {"num_learners": learners.num_learners(config)}
+    if is_isaac_task(config.env):
+        config = dataclasses.replace(config, env=resolve(config.env))
+    if config.total_steps is None and config.total_episodes is None:
+        changes["total_steps"] = DEFAULT_TOTAL_STEPS
+    if is_tensors(config):
+        changes["collector"] = _for_tensors(config.collector)
+        changes["num_workers"] = changes["collector"].num_workers or 1
+        if changes["num_learners"] > 1:
+            raise UserError("environments that are tensors have one learner so far: leave --num-learners out")
+    elif config.num_workers is None:
+        one_per_core = max(learners.default_num_workers(), changes["num_learners"])
+        changes["num_workers"] = 1 if config.mode == "sequential" else config.collector.num_workers or one_per_core
+    if config.device == "auto":
+        import torch
+
+        changes["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    mode = lookup("mode", config.mode, MODES)
+    takes_turns = mode.takes_turns or config.deterministic
+    if config.max_lag is None and not mode.never_waits:
+        changes["max_lag"] = 0 if takes_turns else config.algorithm.default_max_lag
+    if config.on_nan is None:
+        changes["on_nan"] = "stop" if mode.whole_episodes else "continue"
+    collector = changes.get("collector", config.collector)
+    changes["algorithm"] = _suited(config.algorithm, collector.unit_steps, takes_turns)
+    if changes["num_learners"] > 1:
+        changes["algorithm"] = _for_several(changes["algorithm"], changes.get("device", config.device))
+    return dataclasses.replace(config, **changes)
+
+
+def _for_tensors(collector: Any) -> Any:
+    """A mode's settings, with those that were left open and differ from other environments'."""
+    suited = {"num_envs": 64, "num_steps_per_env": 24, "num_collectors": 1}
+    fields = {field.name for field in dataclasses.fields(collector)}
+    changes = {name: value for name, value in suited.items() if name in fields and getattr(collector, name) is None}
+    return dataclasses.replace(collector, **changes)
+
+
+def _suited(algorithm: Any, unit_steps: int | None, takes_turns: bool) -> Any:
+    """The algorithm's settings, with those that were left to the mode."""
+    changes: dict[str, Any] = {}
+    counts_episodes = getattr(algorithm, "episodes_per_update", None) is not None
+    if unit_steps is not None and algorithm.steps_per_update is None and not counts_episodes:
+        changes["steps_per_update"] = unit_steps
+    if getattr(algorithm, "stages", None) == "auto":
+        changes["stages"] = "in-turn" if takes_turns else "concurrent"
+    return dataclasses.replace(algorithm, **changes)
+
+
+def _for_several(algorithm: Any, device: str) -> Any:
+    """The algorithm's settings, with those that several learners need."""
+    changes = {}
+    if getattr(algorithm, "acceleration", None) == "auto" and device.startswith("cuda"):
+        changes["acceleration"] = "none"
+        logger.warning("several learners do not record their gradient steps as CUDA graphs: one may be faster")
+    if getattr(algorithm, "stages", None) == "concurrent":
+        changes["stages"] = "in-turn"
+    return dataclasses.replace(algorithm, **changes)

@@ -1,0 +1,85 @@
+"""Environments and workers, which may outlast one training."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from freerun.collectors.joint import Joint, share_of_start
+from freerun.config import NoOptions, TrainConfig
+from freerun.core import Algorithm, Alone, Collector, CollectorSettings, Peers, Renewable, SharedSeed, Start
+from freerun.envs.gymnasium import EnvName, GymnasiumFactory
+from freerun.envs.tensors import TensorEnvs
+from freerun.persistence.incidents import IncidentFile
+from freerun.registry import MODES, WORKER_MODULES, lookup
+from freerun.transport import processes
+from freerun.transport.tracks import Tracks
+
+
+class Pool:
+    """Environments and workers, for one training or for several that follow each other without a restart."""
+
+    def __init__(self, factory: GymnasiumFactory | TensorEnvs):
+        self.factory = factory
+        self.tracks: Tracks | None = None
+        self.incidents = IncidentFile()
+        self._collector: Renewable | None = None
+
+    def collector(
+        self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start, peers: Peers | None = None
+    ) -> Collector:
+        """The workers that are there, or new ones."""
+        peers = peers or Alone()
+        if self._collector is None:
+            self._collector = self._start(config, algorithm, start, peers)
+        else:
+            self._collector.renew(start)
+        if peers.count == 1:
+            return self._collector
+        mode = lookup("mode", config.mode, MODES)
+        whole = mode.whole_episodes and getattr(config.collector, "segment_steps", None) is None
+        return Joint(self._collector, peers, start, whole, mode.takes_turns)
+
+    def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start, peers: Peers) -> Renewable:
+        num_workers = config.num_workers or 1
+        stages: Mapping[str, Any] = getattr(algorithm, "stages", {})
+        names = [*(f"worker {worker}" for worker in range(num_workers)), "learner", *stages]
+        self.tracks = Tracks(processes.context(), names)
+        for track, stage in enumerate(stages.values(), start=num_workers + 1):
+            stage.note = functools.partial(self.tracks.enter, track)
+        settings = CollectorSettings(
+            num_workers,
+            config.max_lag,
+            config.seed if peers.count == 1 else SharedSeed(config.seed, peers.index, peers.count),
+            config.deterministic,
+            self.tracks,
+            config.step_timeout,
+            config.max_failures,
+            config.on_nan or "stop",
+            self.incidents,
+            config.algorithm.acceleration,
+            start if peers.count == 1 else share_of_start(start, peers),
+        )
+        mode = lookup("mode", config.mode, MODES)
+        if isinstance(self.factory, TensorEnvs):
+            return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
+        processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
+        options = [] if isinstance(config.collector, NoOptions) else [config.collector]
+        collector = mode.load()(self.factory, algorithm.policy, settings, *options)
+        if getattr(config.collector, "queue_priority", None) == "td-error":
+            collector.prefer(algorithm.importance)  # type: ignore[attr-defined]
+        return collector  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        if self._collector is not None:
+            self._collector.close()
+        self.incidents.close()
+
+
+def _entry_point_module(env: EnvName) -> list[str]:
+    """A registered environment's own module: loaded in the fork server, it costs workers neither time nor memory."""
+    spec = gymnasium.registry.get(env) if isinstance(env, str) else None
+    return [spec.entry_point.partition(":")[0]] if spec and isinstance(spec.entry_point, str) else []
