@@ -14,7 +14,7 @@ train: $(INSTALLED)
 	$(BIN)/freerun train --preset defender --run-dir $(RUN)
 	$(BIN)/freerun eval $(RUN) --episodes 200 --compare
 
-# Model-based: a drone learns to hover from some 30,000 steps.
+# Model-based: a drone learns to hover from some 40,000 steps.
 train-mbpo: RUN := runs/drone-$(shell date +%Y%m%d-%H%M%S)
 train-mbpo: $(INSTALLED)
 	$(BIN)/freerun train --preset mbpo-drone --eval-every 4000 --run-dir $(RUN)

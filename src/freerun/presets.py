@@ -83,14 +83,14 @@ PRESETS = {
         },
     ),
     "mbpo-drone": Preset(
-        "a drone that learns to hover from some 30,000 steps: MBPO, on tensors, with networks that a CPU can train",
+        "a drone that learns to hover from some 40,000 steps: MBPO, on tensors, with networks that a CPU can train",
         {
             "env": "freerun/RoughDrone-v0",
             "env_args": {"task": "hover"},
             "algo": "mbpo",
             "mode": "batch",
             "num_envs": 64,
-            "total_steps": 40_000,
+            "total_steps": 50_000,
             "learning_starts": 3000,
             "termination": "rough-drone",
             "gamma": 0.98,
