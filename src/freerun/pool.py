@@ -45,6 +45,8 @@ class Pool:
 
     def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start, peers: Peers) -> Renewable:
         num_workers = config.num_workers or 1
+        if not isinstance(self.factory, TensorEnvs):  # before anything starts the fork server, which looks only then
+            processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
         stages: Mapping[str, Any] = getattr(algorithm, "stages", {})
         names = [*(f"worker {worker}" for worker in range(num_workers)), "learner", *stages]
         self.tracks = Tracks(processes.context(), names)
@@ -66,7 +68,6 @@ class Pool:
         mode = lookup("mode", config.mode, MODES)
         if isinstance(self.factory, TensorEnvs):
             return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
-        processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
         options = [] if isinstance(config.collector, NoOptions) else [config.collector]
         collector = mode.load()(self.factory, algorithm.policy, settings, *options)
         if getattr(config.collector, "queue_priority", None) == "td-error":
