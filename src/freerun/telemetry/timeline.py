@@ -180,8 +180,8 @@ class Recording:
                 if line.endswith("\n"):  # the last one may be under way
                     yield read_moment(line)
 
-    def grid(self) -> Grid:
-        grid = Grid(len(self.tracks))
+    def grid(self, cell_seconds: float = 0.0625) -> Grid:
+        grid = Grid(len(self.tracks), cell_seconds=cell_seconds)
         for moment in self.moments():
             grid.add(moment)
         return grid

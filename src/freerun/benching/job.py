@@ -1,0 +1,213 @@
+"""One measurement, in a process of its own: `python -m freerun.benching.job` reads a job and prints its figures."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from freerun.benching import bare
+from freerun.benching.machine import Load, LoadMeter, own_megabytes
+from freerun.config import EnvArg
+from freerun.core import EnvFailure, Start, UserError
+from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.registry import MODES
+from freerun.telemetry.budget import Budget
+from freerun.telemetry.ledger import Ledger
+
+BARE = "bare"
+WARM_UP_UPDATES = 2
+"""Or one, where that takes longer than what is to be measured."""
+LEARNING_RATE = 1e-12
+"""Updates are computed in full and change nothing: episodes stay as long, however many updates a mode makes."""
+MINIBATCH_SIZE = 2000
+PICTURE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Job:
+    env: str
+    mode: str
+    """Or `bare`."""
+    num_workers: int
+    seconds: float
+    steps_per_update: int = 0
+    episodes_per_update: int = 0
+    """The same for modes that hand over whole episodes."""
+    num_epochs: int = 4
+    env_args: dict[str, EnvArg] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The mode's own, where they are not what follows from the number of workers."""
+    picture: str | None = None
+    """Where to put the timeline."""
+
+    def config(self) -> dict[str, Any]:
+        """The same work in every mode: the same updates of the same size, whoever collects."""
+        return {
+            "env": self.env,
+            "env_args": self.env_args,
+            "max_episode_steps": self.max_episode_steps,
+            "mode": self.mode,
+            **self._update(),
+            "num_epochs": self.num_epochs,
+            "minibatch_size": min(MINIBATCH_SIZE, self.steps_per_update),
+            "learning_rate": LEARNING_RATE,
+            "quiet": True,
+            **self._scale(),
+            **self.settings,
+        }
+
+    def _update(self) -> dict[str, int]:
+        if MODES[self.mode].whole_episodes and "segment_steps" not in self.settings and self.episodes_per_update:
+            return {"episodes_per_update": self.episodes_per_update}
+        return {"steps_per_update": self.steps_per_update}
+
+    def _scale(self) -> dict[str, Any]:
+        """So many environments, each with a collector of its own where the mode can have several."""
+        steps_per_env = max(1, self.steps_per_update // self.num_workers)
+        if self.mode == "continuous":
+            size = min(256, steps_per_env)
+            return {"num_collectors": self.num_workers, "num_envs": self.num_workers, "collection_batch_size": size}
+        if self.mode == "batch":
+            return {"num_envs": self.num_workers, "num_steps_per_env": steps_per_env}
+        return {} if self.mode == "sequential" else {"num_workers": self.num_workers}
+
+
+class Stopwatch:
+    """A sink that lets the first updates pass, and then measures from the end of an update to that of another."""
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._warm_up_updates = self._updates = 0
+        self._meter: LoadMeter | None = None
+        self.began = self.ended = 0.0
+        self._first = (0, 0.0)
+        self._busy: dict[str, float] = {"workers_busy_share": 0.0, "learner_updating_share": 0.0}
+        self.is_over = False
+        self.figures: dict[str, float] = {}
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._meter is None:
+            self._warm_up_updates += 1
+            if self._warm_up_updates == WARM_UP_UPDATES or metrics["interval_seconds"] > self._seconds:
+                self._meter = LoadMeter()
+                self.began, self._first = time.perf_counter(), (step, metrics["episodes"])
+            return
+        self._updates += 1
+        for name in self._busy:
+            self._busy[name] += metrics.get(name, 0.0) * metrics["interval_seconds"]
+        elapsed = time.perf_counter() - self.began
+        if elapsed >= self._seconds:
+            self.ended, self.is_over = self.began + elapsed, True
+            self._finish(step, metrics, elapsed, self._meter.read())
+
+    def _finish(self, step: int, metrics: Mapping[str, float], elapsed: float, load: Load) -> None:
+        self.figures = {
+            "steps_per_second": (step - self._first[0]) / elapsed,
+            "episodes_per_second": (metrics["episodes"] - self._first[1]) / elapsed,
+            "updates": self._updates,
+            "measured_seconds": elapsed,
+            "cpu_percent": load.own,
+            "others_percent": load.others,
+            "dropped_steps": metrics.get("dropped_steps", 0.0),
+            **{name: min(1.0, seconds / elapsed) for name, seconds in self._busy.items()},
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class Until(Budget):
+    """The run ends when the stopwatch has seen enough."""
+
+    total_steps: None = None
+    total_episodes: None = None
+    stopwatch: Stopwatch = field(kw_only=True)
+
+    def progress(self, ledger: Ledger) -> float:
+        return 1.0 if self.stopwatch.is_over else 0.0
+
+
+def measure(job: Job) -> dict[str, float]:
+    if job.mode == BARE:
+        return bare.measure(
+            GymnasiumFactory(job.env, job.env_args, job.max_episode_steps), job.num_workers, job.seconds
+        )
+    from freerun.experiment import Pool, complete, make_algorithm, make_envs
+    from freerun.registry import make_config
+    from freerun.telemetry.machine import Machine
+    from freerun.telemetry.shares import Shares
+    from freerun.telemetry.timeline import FILE_NAME, Timeline
+    from freerun.training import train
+
+    config = complete(make_config(job.config()))
+    pool = Pool(make_envs(config))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            algorithm = make_algorithm(config, pool.factory)
+            config.collector.check(algorithm.demand())
+            began = time.perf_counter()
+            collector = pool.collector(config, algorithm, Start())
+            startup_seconds = time.perf_counter() - began
+            assert pool.tracks is not None
+            timeline = Timeline(Path(folder) / FILE_NAME, pool.tracks, collector.counts, Machine(None))
+            recorded_since = time.perf_counter()
+            stopwatch, shares = Stopwatch(job.seconds), Shares(collector.num_workers, pool.tracks)
+
+            def learn() -> None:
+                train(algorithm, collector, Until(stopwatch=stopwatch), Ledger(), [stopwatch], (), shares)
+
+            beside = getattr(collector, "beside", None)
+            if beside is not None:
+                beside(learn)
+            else:
+                learn()
+            timeline.close()
+            memory = own_megabytes()
+        finally:
+            pool.close()
+        if job.picture is not None:
+            span = (stopwatch.began - recorded_since, stopwatch.ended - recorded_since)
+            _draw(Path(folder), Path(job.picture), *span)
+    return {**stopwatch.figures, "startup_seconds": startup_seconds, "memory_megabytes": memory}
+
+
+def _draw(folder: Path, path: Path, start: float, stop: float) -> None:
+    from freerun.benching.timelines import picture
+    from freerun.telemetry.timeline import Recording
+
+    recording = Recording.of(folder)
+    if recording is not None:
+        path.write_bytes(picture(recording, max(start, stop - PICTURE_SECONDS), stop))
+
+
+def packed(job: Job) -> str:
+    return json.dumps(asdict(job))
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        figures = measure(Job(**json.loads(sys.stdin.read())))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except EnvFailure as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

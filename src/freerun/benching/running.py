@@ -1,0 +1,201 @@
+"""Every case in turn, again and again, each in a process of its own, until the time is up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from freerun.benching import machine
+from freerun.benching.job import BARE, Job, packed
+from freerun.benching.options import BenchOptions, read_mode
+from freerun.benching.results import SEQUENTIAL, Case, Results
+from freerun.core import UserError
+from freerun.envs.tensors import find_builder, is_only_tensors
+from freerun.registry import MODES
+
+MOST_BARE_SECONDS = 3.0
+MOST_STEPS_PER_UPDATE = 10_000
+UPDATES_PER_RUN = 4
+LEAST_SECONDS = 5.0
+"""With less left, nothing more is begun."""
+CLOSE_SECONDS = 10.0
+ALONE = ("sequential", "batch")
+"""Modes that step environments one after another."""
+TIMELINES = "timelines"
+HEAVY = ("ray",)
+"""Takes longest to start: last in a round, so that others are measured should the time run out."""
+
+
+def prepare(options: BenchOptions) -> Results:
+    """All that is to be measured; modes that make no sense here are left out with a sentence."""
+    if is_only_tensors(options.env):
+        raise UserError(
+            f"{options.env} is stepped as tensors, and freerun bench compares processes: "
+            "compare freerun train --mode sync, batch and continuous instead"
+        )
+    labels = sorted(options.labels(), key=lambda label: read_mode(label)[0] in HEAVY)
+    cases = [Case(BARE, 1)]
+    if SEQUENTIAL in labels:
+        cases.append(Case(SEQUENTIAL, 1))
+    for number in options.numbers():
+        cases += [Case(BARE, number)] if number > 1 else []
+        cases += [Case(label, number, problem=_problem(label, options)) for label in labels if label != SEQUENTIAL]
+    date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return Results(options, machine.describe(), cases, date=date)
+
+
+def _problem(label: str, options: BenchOptions) -> str | None:
+    if MODES[read_mode(label)[0]].for_tensors is not None and find_builder(options.env) is not None:
+        return f"it steps {options.env} as tensors, which is other work: compare freerun train --mode {label}"
+    return None
+
+
+class Bench:
+    """Adds runs to results; `tell` hears of each."""
+
+    def __init__(self, results: Results, folder: Path, tell: Callable[[str], None]):
+        self.results = results
+        self.options = results.options
+        self._folder = folder
+        self._tell = tell
+        self._deadline = time.monotonic() + self.options.seconds_allowed()
+        (folder / TIMELINES).mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        """Ctrl-C ends it, and what was measured stays."""
+        began, before = time.monotonic(), self.results.seconds
+        self.results.outcome = "interrupted"
+        try:
+            self._run_rounds(lambda: before + time.monotonic() - began)
+        finally:
+            self.results.seconds = before + time.monotonic() - began
+            self.results.write(self._folder)
+
+    def _run_rounds(self, spent: Callable[[], float]) -> None:
+        cut = False
+        for repeat in range(self.options.repeats):
+            due = [case for case in self.results.cases if case.problem is None and len(case.runs) <= repeat]
+            known = {case.name: case.runs[-1]["wall_seconds"] for case in due if case.runs}
+            left_out = unaffordable(known, self._seconds_left())
+            for case in due if repeat % 2 == 0 else reversed(due):
+                if case.name in left_out or self._seconds_left() < LEAST_SECONDS:
+                    cut = True
+                    continue
+                self._measure(case, repeat)
+                self.results.seconds = spent()
+                self.results.write(self._folder)
+        self.results.outcome = "out of time" if cut else "finished"
+
+    def _seconds_left(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _measure(self, case: Case, repeat: int) -> None:
+        if not case.is_bare and not case.steps_per_update:
+            case.steps_per_update = self._steps_per_update(case)
+        began = time.monotonic()
+        figures, problem = run_job(self._job(case), self._seconds_left())
+        if figures is None:
+            if case.is_bare and not case.runs:
+                raise UserError(f"{self.options.env} cannot be measured: {problem}")
+            if not case.runs:
+                case.problem = problem
+            self._tell(f"{case.name}: {problem}")
+            return
+        case.runs.append({**figures, "wall_seconds": time.monotonic() - began})
+        self._tell(
+            f"[{repeat + 1}/{self.options.repeats}] {case.name}: {figures['steps_per_second']:,.0f} steps/s "
+            f"({self._seconds_left():.0f} s left)"
+        )
+
+    def _job(self, case: Case) -> Job:
+        mode, settings = (BARE, {}) if case.is_bare else read_mode(case.label)
+        return Job(
+            self.options.env,
+            mode,
+            case.num_workers,
+            min(self.options.seconds, MOST_BARE_SECONDS) if case.is_bare else self.options.seconds,
+            case.steps_per_update,
+            max(1, round(case.steps_per_update / self._episode_steps)),
+            self.options.num_epochs,
+            self.options.env_args,
+            self.options.max_episode_steps,
+            settings,
+            str(self._folder / TIMELINES / case.picture),
+        )
+
+    @property
+    def _episode_steps(self) -> float:
+        """As first measured, for the work must stay the same."""
+        alone = self.results.cases[0].runs
+        return alone[0]["episode_steps"] if alone else 1.0
+
+    def _steps_per_update(self, case: Case) -> int:
+        if self.options.steps_per_update is not None:
+            return self.options.steps_per_update
+        alone = read_mode(case.label)[0] in ALONE
+        limit = self.results.case(BARE, 1 if alone else case.num_workers)
+        assert limit is not None
+        least = case.num_workers if alone and case.label != SEQUENTIAL else case.num_workers * self._episode_steps
+        return steps_per_update(limit.runs[0]["steps_per_second"], least, self.options.seconds)
+
+
+def steps_per_update(limit: float, least: float, seconds: float) -> int:
+    """Enough for several updates in a run at the limit of the machine, and something from every worker."""
+    return max(1, round(max(least, min(MOST_STEPS_PER_UPDATE, limit * seconds / UPDATES_PER_RUN))))
+
+
+def unaffordable(costs: Mapping[str, float], seconds: float) -> set[str]:
+    """What to leave out of a round so that the rest can be done in time: what takes longest."""
+    kept = sorted(costs, key=lambda name: costs[name])
+    while kept and sum(costs[name] for name in kept) > seconds:
+        kept.pop()
+    return set(costs) - set(kept)
+
+
+def run_job(job: Job, most_seconds: float) -> tuple[dict[str, float] | None, str | None]:
+    """Its figures, or why there are none. No process of it is left when this returns."""
+    # Files, because a process that is left behind would keep the end of a pipe open.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "freerun.benching.job"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends that one
+        )
+        try:
+            assert process.stdin is not None
+            process.stdin.write(packed(job))
+            process.stdin.close()
+            code = process.wait(most_seconds)
+        except subprocess.TimeoutExpired:
+            return None, "the time was up before it was measured: --max-minutes gives it more"
+        finally:
+            _end(process)
+        output.seek(0)
+        errors.seek(0)
+        if code == 0:
+            figures: dict[str, float] = json.loads(output.read().splitlines()[-1])
+            return figures, None
+        words = errors.read().strip()
+        return None, words if code == 2 else f"it failed: {words[-2000:] or f'exit code {code}'}"
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(CLOSE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

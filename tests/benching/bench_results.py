@@ -1,0 +1,51 @@
+"""Results as a bench would leave them, with figures that can be worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from freerun.benching.options import BenchOptions
+from freerun.benching.results import Case, Results
+
+MACHINE = {
+    "cores": 2,
+    "processor": "a processor",
+    "memory_gigabytes": 8.0,
+    "system": "Linux",
+    "python": "3.11",
+    "freerun": "0",
+}
+
+
+def run(steps_per_second: float, **more: float) -> dict[str, float]:
+    """Episodes of 100 steps; nobody else on the machine."""
+    figures = {
+        "steps_per_second": steps_per_second,
+        "episodes_per_second": steps_per_second / 100,
+        "startup_seconds": 1.0,
+        "memory_megabytes": 300.0,
+        "cpu_percent": 50.0,
+        "others_percent": 0.0,
+        "workers_busy_share": 0.9,
+        "learner_updating_share": 0.2,
+        "wall_seconds": 10.0,
+    }
+    return {**figures, **more}
+
+
+def bare(steps_per_second: float, **more: float) -> dict[str, float]:
+    return run(steps_per_second, episode_steps=100.0, cpu_seconds_per_step=0.0001, **more)
+
+
+def case(label: str, num_workers: int, *rates: float, **more: float) -> Case:
+    return Case(label, num_workers, 1000, [run(rate, **more) for rate in rates])
+
+
+def results(*cases: Case, **options: Any) -> Results:
+    """With a bare limit of 100 steps/s alone and 1,000 of ten workers, both within 2 %."""
+    limits = [
+        Case("bare", 1, 0, [bare(99), bare(100), bare(101)]),
+        Case("bare", 10, 0, [bare(990), bare(1000), bare(1010)]),
+    ]
+    given = BenchOptions("Toy-v0", workers="10", **options)
+    return Results(given, MACHINE, [*limits, *cases], "finished", 60.0, "2026-01-01 12:00")
