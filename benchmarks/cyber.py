@@ -8,7 +8,6 @@ the cores busy, so what PPO computes is lost to them. Modes run interleaved and 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import platform
 import statistics
@@ -18,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import torch
 import tyro
 
+from freerun.benching import bare
 from freerun.completing import complete
 from freerun.core import Metrics, Start
+from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.making import make_factory
 from freerun.pool import Pool
 from freerun.registry import ALGORITHMS, MODES, make_config
@@ -62,37 +62,10 @@ class Options:
         return {} if self.cyborg_path is None else {"cyborg_path": str(self.cyborg_path)}
 
 
-def step_for(env_id: str, env_args: dict[str, Any], seconds: float, results: Any, barrier: Any) -> None:
-    """Episodes per second with random actions, once all others have started too."""
-    import freerun.envs  # noqa: F401 - registers the environments
-
-    env = gymnasium.make(env_id, disable_env_checker=True, **env_args)
-    env.action_space.seed(os.getpid())
-    env.reset(seed=0)
-    barrier.wait()
-    began, episodes = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - began) < seconds:
-        env.reset(seed=episodes)
-        ended = False
-        while not ended:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            ended = terminated or truncated
-        episodes += 1
-    results.put(episodes / elapsed)
-
-
-def bare(options: Options) -> float:
-    """What the cores can do, all at once."""
-    context = multiprocessing.get_context("spawn")
-    results, barrier = context.Queue(), context.Barrier(os.cpu_count() or 1)
-    arguments = (options.env, options.env_args, min(8.0, options.seconds), results, barrier)
-    processes = [context.Process(target=step_for, args=arguments) for _ in range(os.cpu_count() or 1)]
-    for process in processes:
-        process.start()
-    rates: list[float] = [results.get() for _ in processes]
-    for process in processes:
-        process.join()
-    return sum(rates)
+def bare_limit(options: Options) -> float:
+    """Episodes per second of all cores at once."""
+    factory = GymnasiumFactory(options.env, options.env_args)
+    return bare.measure(factory, os.cpu_count() or 1, min(8.0, options.seconds))["episodes_per_second"]
 
 
 class Onlooker:
@@ -158,7 +131,7 @@ def figures(samples: list[tuple[float, int]]) -> dict[str, float]:
 
 
 def run_all(options: Options) -> dict[str, Any]:
-    limit = bare(options)
+    limit = bare_limit(options)
     print(f"bare: {limit:.1f} episodes/s on {os.cpu_count()} cores", flush=True)
     runs: dict[str, dict[str, list[dict[str, float]]]] = {
         mode: {"collecting": [], "training": []} for mode in options.modes
@@ -171,7 +144,7 @@ def run_all(options: Options) -> dict[str, Any]:
             for kind, found in runs[mode].items():
                 found.append(measure(options, mode, episodes, training=kind == "training"))
                 print(mode, kind, {name: round(value, 2) for name, value in found[-1].items()}, flush=True)
-        limits.append(bare(options))
+        limits.append(bare_limit(options))
     return {
         "env": options.env,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",

@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import tyro
 from learning_report import Record, Table, draw, markdown
-from run_file import RunFile, processor, versions
+from run_file import RunFile, versions
+
+from freerun.benching.machine import processor
 
 # ---------------------------------------------------------------------------------------------- what is compared
 

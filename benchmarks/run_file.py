@@ -50,11 +50,3 @@ def versions() -> dict[str, str]:
         digest.update(path.read_bytes())
     found["freerun"] = f"{freerun.__version__} (source {digest.hexdigest()[:8]})"
     return found
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

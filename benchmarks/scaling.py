@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 import psutil
 import tyro
-from run_file import processor, versions
+from run_file import versions
+
+from freerun.benching.machine import processor
 
 WORKERS = (10, 100, 1_000, 10_000)
 SMALL_STEPS, LARGE_STEPS = 16, 8192

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import tyro
 RESULTS = "throughput.json"
 WARM_UP_UPDATES = 2
 MEMORY_SAMPLE_SECONDS = 1.0
+BARE_SECONDS = 3.0
 STEPS_PER_EPISODE = {"freerun/Straggler-v0": 100, "CartPole-v1": 50, "HalfCheetah-v5": 1000}
 """Rounded; of CartPole, early in a run."""
 
@@ -176,24 +176,12 @@ def measure(case: Case) -> Figures:
 
 def bare_step(env_id: str) -> tuple[float, bool]:
     """Mean wall seconds of a step with random actions, resets included; and whether it mostly waits."""
-    import gymnasium
+    from freerun.benching import bare
+    from freerun.envs.gymnasium import GymnasiumFactory
 
-    import freerun.envs  # noqa: F401 - registers Straggler
-
-    env = gymnasium.make(env_id, disable_env_checker=True)
-    env.action_space.seed(0)
-    started, used = time.perf_counter(), time.process_time()
-    num_steps, episode = 0, 0
-    while time.perf_counter() - started < 3.0:
-        env.reset(seed=episode)
-        ended = False
-        while not ended:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            ended = terminated or truncated
-            num_steps += 1
-        episode += 1
-    seconds = time.perf_counter() - started
-    return seconds / num_steps, time.process_time() - used < 0.5 * seconds
+    found = bare.measure(GymnasiumFactory(env_id), 1, BARE_SECONDS)
+    step_seconds = 1 / found["steps_per_second"]
+    return step_seconds, found["cpu_seconds_per_step"] < 0.5 * step_seconds
 
 
 def _sample_memory(sink: list[float], num_workers: int, done: threading.Event) -> None:

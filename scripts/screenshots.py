@@ -1,4 +1,4 @@
-"""Screenshots of `freerun watch` for the docs: trains two short runs, and looks at the page with a real browser.
+"""Screenshots for the docs, with a real browser: `freerun watch` beside two short runs, or a report of `freerun bench`.
 
 Needs Playwright for Python and a Chromium of the system.
 """
@@ -30,6 +30,8 @@ class Options:
     """Folder for watch-light.png, watch-dark.png and watch-phone.png."""
     runs: Path | None = None
     """A folder of runs to show (two are trained if not given)."""
+    report: Path | None = None
+    """Show this report.html as bench-light.png, bench-dark.png and bench-phone.png, and nothing else."""
     full: bool = False
     """The whole page, not only what fits the window."""
 
@@ -64,9 +66,23 @@ def take(browser: Browser, address: str, options: Options) -> None:
         page.close()
 
 
+def take_report(browser: Browser, report: Path, options: Options) -> None:
+    for name, view in VIEWS.items():
+        page = browser.new_context(**view).new_page()
+        page.goto(report.resolve().as_uri())
+        page.screenshot(path=options.output / f"bench-{name}.png", full_page=options.full)
+        page.close()
+
+
 def main(options: Options) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if options.report is not None:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=BROWSER_ARGUMENTS)
+            take_report(browser, options.report, options)
+            browser.close()
+        return
     with tempfile.TemporaryDirectory() as folder:
         runs = options.runs or Path(folder)
         if options.runs is None:

@@ -140,6 +140,7 @@ def test_bad_input_gets_one_sentence(
     assert error.startswith("freerun: ")
     assert error.count("\n") == 1
     assert told in error
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_no_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,19 +54,19 @@ def test_what_takes_longest_is_left_out_first() -> None:
 
 
 def test_a_job_that_is_wrong_says_why() -> None:
-    figures, problem = run_job(Job("NoSuch-v0", "bare", 1, 0.1), 60)
-    assert figures is None
-    assert "there is no environment 'NoSuch-v0'" in (problem or "")
-    figures, problem = run_job(Job("toy_envs:Audit", "continuous", 3, 0.1, 100, settings={"num_envs": 4}), 60)
-    assert figures is None
-    assert "cannot be shared out evenly" in (problem or "")
+    outcome = run_job(Job("NoSuch-v0", "bare", 1, 0.1), 60)
+    assert outcome.figures is None
+    assert "there is no environment 'NoSuch-v0'" in outcome.problem
+    outcome = run_job(Job("toy_envs:Audit", "continuous", 3, 0.1, 100, settings={"num_envs": 4}), 60)
+    assert "cannot be shared out evenly" in outcome.problem
+    assert outcome.traceback is None
 
 
 def test_a_job_that_takes_too_long_is_ended_with_its_workers() -> None:
     job = Job("toy_envs:Audit", "freerun", 2, 1000.0, 100, env_args={"step_seconds": 0.001})
-    figures, problem = run_job(job, 12.0)
-    assert figures is None
-    assert "the time was up" in (problem or "")
+    outcome = run_job(job, 12.0)
+    assert outcome.figures is None
+    assert "the time was up" in outcome.problem
     assert not [child for child in psutil.Process().children(recursive=True) if "freerun.benching" in _command(child)]
 
 

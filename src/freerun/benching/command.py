@@ -21,10 +21,8 @@ from freerun.persistence.files import write_atomically
 
 def bench(options: BenchOptions, tell: Callable[[str], None], resumed: Results | None = None) -> tuple[Results, Path]:
     """Measure all that is not there yet. Ctrl-C ends it early: what was measured is reported all the same."""
-    folder = (
-        options.output
-        or Path("bench") / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', options.env)}-{datetime.now():%Y%m%d-%H%M%S}"
-    )
+    name = f"bench-{re.sub(r'[^A-Za-z0-9.-]+', '-', options.env)}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = options.output or Path("runs") / name
     if resumed is None and (folder / "report.json").exists():
         raise UserError(f"{folder} holds a bench already: go on with it by --resume {folder}, or name another --output")
     results = prepare(options)
@@ -33,6 +31,8 @@ def bench(options: BenchOptions, tell: Callable[[str], None], resumed: Results |
     try:
         Bench(results, folder, tell).run()
     except KeyboardInterrupt:
+        if not results.any_runs:
+            raise
         tell("Interrupted: what was measured is kept.")
     write_reports(results, folder)
     return results, folder

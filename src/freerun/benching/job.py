@@ -20,6 +20,7 @@ from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.registry import MODES
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
+from freerun.transport import processes
 
 BARE = "bare"
 WARM_UP_UPDATES = 2
@@ -141,7 +142,9 @@ def measure(job: Job) -> dict[str, float]:
         return bare.measure(
             GymnasiumFactory(job.env, job.env_args, job.max_episode_steps), job.num_workers, job.seconds
         )
-    from freerun.experiment import Pool, complete, make_algorithm, make_envs
+    from freerun.completing import complete
+    from freerun.making import make_algorithm, make_envs
+    from freerun.pool import Pool
     from freerun.registry import make_config
     from freerun.telemetry.machine import Machine
     from freerun.telemetry.shares import Shares
@@ -194,6 +197,7 @@ def packed(job: Job) -> str:
 
 
 def main() -> int:
+    processes.end_with_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         figures = measure(Job(**json.loads(sys.stdin.read())))

@@ -8,11 +8,12 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from freerun.version import VERSION
 
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 """Parts of a core's time that are not idle; `steal` is what other virtual machines took."""
@@ -76,15 +77,15 @@ def family() -> Iterator[psutil.Process]:
 def describe() -> dict[str, Any]:
     return {
         "cores": num_cores(),
-        "processor": _processor(),
+        "processor": processor(),
         "memory_gigabytes": round(psutil.virtual_memory().total / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "freerun": version("freerun"),
+        "freerun": VERSION,
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -46,7 +46,7 @@ class BenchOptions:
     max_episode_steps: int | None = None
     """Truncate episodes here."""
     output: Path | None = None
-    """Folder for report.html, report.md and report.json (a new one under bench/ if not given)."""
+    """Folder for report.html, report.md and report.json (a new one under runs/ if not given)."""
 
     def __post_init__(self) -> None:
         for name in ("repeats", "steps_per_update", "num_epochs", "max_episode_steps"):
@@ -91,7 +91,7 @@ def read_mode(label: str) -> tuple[str, dict[str, Any]]:
     """A mode and its settings: `freerun:segment_steps=25` is freerun in segments of 25 steps."""
     mode, *words = label.split(":")
     mode = ALIASES.get(mode, mode)
-    lookup("mode", mode, {**MODES, ALL: MODES["freerun"]} if not words else MODES)
+    lookup("mode", mode, MODES)
     settings = {}
     for word in words:
         name, sign, value = word.partition("=")

@@ -57,6 +57,10 @@ class Results:
     """That it took, all sittings together."""
     date: str = ""
 
+    @property
+    def any_runs(self) -> bool:
+        return any(case.runs for case in self.cases)
+
     def case(self, label: str, num_workers: int) -> Case | None:
         return next((case for case in self.cases if (case.label, case.num_workers) == (label, num_workers)), None)
 

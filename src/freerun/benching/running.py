@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from freerun.benching import machine
 from freerun.benching.job import BARE, Job, packed
 from freerun.benching.options import BenchOptions, read_mode
 from freerun.benching.results import SEQUENTIAL, Case, Results
-from freerun.core import UserError
+from freerun.core import EnvFailure, UserError
 from freerun.envs.tensors import find_builder, is_only_tensors
 from freerun.registry import MODES
 
@@ -68,7 +69,6 @@ class Bench:
         self._folder = folder
         self._tell = tell
         self._deadline = time.monotonic() + self.options.seconds_allowed()
-        (folder / TIMELINES).mkdir(parents=True, exist_ok=True)
 
     def run(self) -> None:
         """Ctrl-C ends it, and what was measured stays."""
@@ -78,7 +78,8 @@ class Bench:
             self._run_rounds(lambda: before + time.monotonic() - began)
         finally:
             self.results.seconds = before + time.monotonic() - began
-            self.results.write(self._folder)
+            if self.results.any_runs:
+                self.results.write(self._folder)
 
     def _run_rounds(self, spent: Callable[[], float]) -> None:
         cut = False
@@ -93,23 +94,31 @@ class Bench:
                 self._measure(case, repeat)
                 self.results.seconds = spent()
                 self.results.write(self._folder)
-        self.results.outcome = "out of time" if cut else "finished"
+        self.results.outcome = "out of time" if cut or self._seconds_left() < 0 else "finished"
 
     def _seconds_left(self) -> float:
         return self._deadline - time.monotonic()
 
     def _measure(self, case: Case, repeat: int) -> None:
+        limit = self.results.case(BARE, case.num_workers)
+        if not case.is_bare and (limit is None or not limit.runs):
+            case.problem = "the limit to compare it with could not be measured"
+            return
         if not case.is_bare and not case.steps_per_update:
             case.steps_per_update = self._steps_per_update(case)
         began = time.monotonic()
-        figures, problem = run_job(self._job(case), self._seconds_left())
+        outcome = run_job(self._job(case), self._seconds_left())
+        figures = outcome.figures
         if figures is None:
-            if case.is_bare and not case.runs:
-                raise UserError(f"{self.options.env} cannot be measured: {problem}")
+            if not self.results.any_runs:
+                if outcome.traceback is not None:
+                    raise EnvFailure(f"{self.options.env} cannot be measured: {outcome.traceback}")
+                raise UserError(f"{self.options.env} cannot be measured: {outcome.problem}")
             if not case.runs:
-                case.problem = problem
-            self._tell(f"{case.name}: {problem}")
+                case.problem = outcome.problem
+            self._tell(f"{case.name}: {outcome.traceback or outcome.problem}")
             return
+        _make_folder(self._folder / TIMELINES)  # once there is something to keep
         case.runs.append({**figures, "wall_seconds": time.monotonic() - began})
         self._tell(
             f"[{repeat + 1}/{self.options.repeats}] {case.name}: {figures['steps_per_second']:,.0f} steps/s "
@@ -148,6 +157,13 @@ class Bench:
         return steps_per_update(limit.runs[0]["steps_per_second"], least, self.options.seconds)
 
 
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {path}: {error.strerror}; name another --output") from None
+
+
 def steps_per_update(limit: float, least: float, seconds: float) -> int:
     """Enough for several updates in a run at the limit of the machine, and something from every worker."""
     return max(1, round(max(least, min(MOST_STEPS_PER_UPDATE, limit * seconds / UPDATES_PER_RUN))))
@@ -161,8 +177,16 @@ def unaffordable(costs: Mapping[str, float], seconds: float) -> set[str]:
     return set(costs) - set(kept)
 
 
-def run_job(job: Job, most_seconds: float) -> tuple[dict[str, float] | None, str | None]:
-    """Its figures, or why there are none. No process of it is left when this returns."""
+class Outcome(NamedTuple):
+    figures: dict[str, float] | None
+    problem: str = ""
+    """Why there are none."""
+    traceback: str | None = None
+    """Where something failed that the user did not ask for."""
+
+
+def run_job(job: Job, most_seconds: float) -> Outcome:
+    """No process of it is left when this returns."""
     # Files, because a process that is left behind would keep the end of a pipe open.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -179,23 +203,25 @@ def run_job(job: Job, most_seconds: float) -> tuple[dict[str, float] | None, str
             process.stdin.close()
             code = process.wait(most_seconds)
         except subprocess.TimeoutExpired:
-            return None, "the time was up before it was measured: --max-minutes gives it more"
+            return Outcome(None, "the time was up before it was measured; --max-minutes gives it more")
         finally:
             _end(process)
         output.seek(0)
         errors.seek(0)
         if code == 0:
-            figures: dict[str, float] = json.loads(output.read().splitlines()[-1])
-            return figures, None
-        words = errors.read().strip()
-        return None, words if code == 2 else f"it failed: {words[-2000:] or f'exit code {code}'}"
+            return Outcome(json.loads(output.read().splitlines()[-1]))
+        words = errors.read().strip() or f"exit code {code}"
+        last = words.splitlines()[-1]
+        return Outcome(None, last) if code == 2 else Outcome(None, f"it failed: {last}", words)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(CLOSE_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(CLOSE_SECONDS)
+    finally:  # also when Ctrl-C comes again
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
