@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from run_file import RunFile, processor, versions
+from run_file import RunFile, versions
 from time_to_score_report import Point, Record
 from time_to_score_systems import REFERENCE, SYSTEMS, TASKS, Run
+
+from freerun.benching.machine import processor
 
 MIN_EPISODES = 20
 STARTUP_LIMIT_SECONDS = 120.0

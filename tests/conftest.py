@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,3 +56,17 @@ def _ray_where_it_is_needed(request: pytest.FixtureRequest) -> None:
     callspec = getattr(request.node, "callspec", None)
     if callspec is not None and any(isinstance(value, str) and value == "ray" for value in callspec.params.values()):
         request.getfixturevalue("ray_nodes")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real one, the system's; for `make test-browser`."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert chromium, "no Chromium: apt-get install chromium"
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        yield found
+        found.close()
