@@ -315,3 +315,11 @@ class WithToken(OneBit):
 def leave_a_mark(command: str) -> None:
     """What somebody might have the user's machine do."""
     Path(command).touch()
+
+
+class SlowToBuild(Audit):
+    """Takes its time before the first episode."""
+
+    def __init__(self) -> None:
+        time.sleep(0.5)
+        super().__init__()

@@ -219,3 +219,23 @@ def _has_lived(pid: int) -> bool:
         return time.time() - psutil.Process(pid).create_time() > 0.2
     except psutil.NoSuchProcess:
         return False
+
+
+def test_the_death_of_the_last_process_to_start_is_noticed(run_dir: Path) -> None:
+    """Python's pool watches a process only from the next task on: the others would have waited for it for a minute."""
+    before = workers()
+
+    def kill_the_last() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            new = workers() - before
+            if len(new) == 4:
+                os.kill(max(new), signal.SIGKILL)
+                return
+
+    killer = threading.Thread(target=kill_the_last)
+    killer.start()
+    summary = freerun.train("toy_envs:SlowToBuild", mode="executor", num_workers=4, run_dir=run_dir, **SETTINGS).summary
+    killer.join()
+    assert summary["worker_restarts"] >= 1
+    assert summary["startup_seconds"] < 30

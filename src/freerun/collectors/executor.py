@@ -74,7 +74,9 @@ class Executor:
             arguments = (self._setup, all_started, indices)
             self._pool = ProcessPoolExecutor(self.num_workers, self._context, _start, arguments)
             with processes.without_main():
-                hellos = [self._pool.submit(_hello) for _ in range(self.num_workers)]
+                # One more than there are processes: each starts one, but only the next tells the pool to watch it. The
+                # death of the last would go unnoticed, and the others would wait for it.
+                hellos = [self._pool.submit(_hello) for _ in range(self.num_workers + 1)]
             self._processes = [process for process in multiprocessing.active_children() if process not in others]
             try:
                 for hello in hellos:
