@@ -78,6 +78,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/network_defence.py
 	$(BIN)/python benchmarks/cyber.py
 	$(BIN)/python benchmarks/cyber_learning.py
+	$(BIN)/python benchmarks/probe_accuracy.py
 
 # torch first and by itself: a constraints file does not stop pip from looking at other builds of it.
 $(INSTALLED): pyproject.toml constraints.txt

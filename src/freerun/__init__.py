@@ -10,13 +10,13 @@ __all__ = ["Result", "__version__", "load_policy", "resume", "train"]
 def __getattr__(name: str) -> Any:
     # Lazy, because worker processes import this package and must stay light.
     if name == "train":
-        from freerun.experiment import train_from_python
+        from freerun.python_api import train
 
-        return train_from_python
+        return train
     if name == "resume":
-        from freerun.experiment import resume_from_python
+        from freerun.python_api import resume
 
-        return resume_from_python
+        return resume
     if name == "Result":
         from freerun.experiment import Result
 

@@ -1,4 +1,4 @@
-"""The command line: `freerun train | eval | replay | bench | watch | plot | list | check-env`."""
+"""The command line: `freerun train | probe | bench | eval | replay | watch | plot | list | check-env`."""
 
 from __future__ import annotations
 
@@ -68,19 +68,6 @@ def _print_help() -> None:
 
 
 @dataclass(frozen=True)
-class _First:
-    """What must be known before the other flags can be: they depend on the algorithm and the mode."""
-
-    algo: str | None = None
-    mode: str | None = None
-    config: Path | None = None
-    resume: Path | None = None
-    preset: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    task: str | None = None
-
-
-@dataclass(frozen=True)
 class _Simulator:
     """What must be known before anything is imported."""
 
@@ -120,63 +107,20 @@ def _start_simulator_of(run_dir: Path) -> None:
 def train(words: list[str]) -> int:
     """Train an agent on an environment."""
     task = _start_simulator(words)
-    from freerun import experiment, learners, registry
-    from freerun.presets import settings_of
+    from freerun import experiment, learners
+    from freerun.flags import Flags
+    from freerun.probing import auto
 
     # Pre-emptible machines and `timeout` send SIGTERM: it ends a run as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not learners.is_first():  # torchrun sends signals to all: the others end with the first
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-    first, rest = tyro.cli(_First, args=words, return_unknown_args=True, add_help=False)
-    options: dict[str, Any] = {}
-    resumed = None
-    if first.resume is not None:
-        from freerun import resuming, series
-
-        if first.config or first.preset:
-            raise UserError("--resume goes on with a run's own settings: leave --config and --preset out")
-        if series.is_series(first.resume):
-            options = series.resumed_config(first.resume)
-        else:
-            resumed = resuming.newest(first.resume)
-            options = resuming.settings_of(resumed, first.resume, first.mode)
-    elif first.config is not None:
-        from freerun.persistence.files import read_json
-
-        options = read_json(first.config)
-    source = first.resume or (first.config.parent if first.config else None)
-    if source is not None:
-        from freerun.persistence import origin
-
-        origin.check(options, source, [*first.trust, *rest])
-    options.update(settings_of(first.preset))
-    options.update({name: value for name in ("algo", "mode") if (value := getattr(first, name)) is not None})
-    if task is not None:
-        options["env"] = task
-    config_class = registry.config_class(options)
-    for word in rest:
-        if word.startswith("--"):
-            name = word[2:].partition("=")[0].removeprefix("no-").replace("-", "_")
-            registry.check_name(name, options)
-    default: Any = registry.make_config({"env": "", **options})
-    if not default.env:
-        default = dataclasses.replace(default, env=tyro.MISSING)
-    config = tyro.cli(
-        config_class,
-        args=rest,
-        prog="freerun train",
-        description="Train an agent. --config FILE starts from the config.json of another run, --preset NAME from "
-        "settings that go together (`freerun list` names them); flags override both. --resume RUN_DIR goes on with a "
-        "run that was stopped or killed, from its newest checkpoint that is whole. Code that a file from elsewhere "
-        "names (module:callable) is run only if you name it again: --trust NAME.",
-        # A dictionary that is not empty would become a flag for each of its names, and no other could be given.
-        default=dataclasses.replace(default, env_args={}),
-    )
-    config = dataclasses.replace(config, env_args={**default.env_args, **config.env_args})
-    if len(config.cyber.orders()) > 1 or (first.resume is not None and resumed is None):
+    flags = Flags.read(words, task)
+    config = auto.settle(flags.options, flags.config) if flags.is_open else flags.config()
+    if len(config.cyber.orders()) > 1 or (flags.resumes and flags.resumed is None):
         return _train_workflows(config)
-    result = experiment.run(config, resumed=resumed)
+    result = experiment.run(config, resumed=flags.resumed)
     summary = result.summary
     if not learners.is_first():
         return INTERRUPTED if summary["outcome"] == "interrupted" else 0
@@ -229,6 +173,49 @@ def _train_workflows(config: Any) -> int:
         return 0
     print(f"Run folders: {results[0].run_dir.parent}")
     return INTERRUPTED if results[-1].summary["outcome"] == "interrupted" else 0
+
+
+# ---------------------------------------------------------------------------------------------- probe
+
+
+@dataclass(frozen=True)
+class _Probe:
+    json: bool = False
+    """Print everything as JSON."""
+    workers: str | None = None
+    """Numbers of workers to predict for, such as 1,10,100 (those that are worth a thought if not given)."""
+
+
+def probe(words: list[str]) -> int:
+    """Measure an environment and this machine, and predict how fast each mode would train."""
+    if not words or {"-h", "--help"} & set(words):
+        print(f"usage: freerun probe ENV [--json] [--workers 1,10,100] [any flag of freerun train]\n\n{probe.__doc__}")
+        return 0 if words else 2
+    options, rest = tyro.cli(_Probe, args=words, return_unknown_args=True, add_help=False)
+    from freerun.flags import Flags
+    from freerun.probing import auto, report
+    from freerun.registry import ALIASES
+
+    try:
+        counts = sorted({int(word) for word in options.workers.split(",")}) if options.workers else []
+    except ValueError:
+        raise UserError(f"--workers takes numbers such as 1,10,100, not {options.workers!r}") from None
+    if counts and counts[0] < 1:
+        raise UserError(f"--workers must be at least 1, not {counts[0]}")
+    flags = Flags.read(rest, None)
+    given = flags.options.get("mode", auto.AUTO)
+    modes = auto.ALL if given == auto.AUTO else [ALIASES.get(given, given)]
+    with Console(stderr=True).status("probing") as status:
+        found, configs = auto.look(
+            modes, flags.config, fresh=True, say=lambda doing: status.update(f"probing: {doing}"), counts=counts
+        )
+    config = configs[found.best.mode]
+    if options.json:
+        print(report.to_json(found, config, rest))
+    else:
+        console = Console()
+        report.print_report(found, config, console if console.is_terminal else Console(width=140), rest)
+    return 0
 
 
 # ---------------------------------------------------------------------------------------------- eval
@@ -440,7 +427,7 @@ def list_names(words: list[str]) -> int:
     for title, names in (
         ("Environments", {**{name: about for name, (_, about) in envs.BUILT_IN.items()}, **envs.OTHERS}),
         ("Algorithms (--algo)", {name: entry.about for name, entry in registry.ALGORITHMS.items()}),
-        ("Modes (--mode)", {name: entry.about for name, entry in registry.MODES.items()}),
+        ("Modes (--mode)", _modes()),
         ("Trackers (--track)", {name: entry.about for name, entry in registry.TRACKERS.items()}),
         ("Presets (--preset)", {name: preset.about for name, preset in presets.PRESETS.items()}),
     ):
@@ -450,6 +437,13 @@ def list_names(words: list[str]) -> int:
         console.print(title, style="bold")
         console.print(table)
     return 0
+
+
+def _modes() -> dict[str, str]:
+    from freerun.registry import MODES
+
+    about_auto = "measures the environment and this machine, and chooses (`freerun probe` shows how)"
+    return {**{name: entry.about for name, entry in MODES.items()}, "auto": about_auto}
 
 
 @dataclass(frozen=True)
@@ -474,6 +468,7 @@ def check_env(words: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
+    "probe": probe,
     "eval": evaluate,
     "replay": replay,
     "bench": bench,

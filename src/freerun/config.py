@@ -89,13 +89,13 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     algo: str = "ppo"
     """The learning algorithm; `freerun list` names them."""
     mode: str = "freerun"
-    """The way of collecting; `freerun list` names them."""
+    """The way of collecting; `freerun list` names them. auto: what a probe predicts most of (docs/probe.md)."""
     num_learners: int = 1
     """Learners that update together, on this machine or (with --mode ray) in the cluster: each collects its share and
     works out its share of every gradient. They share --num-workers. docs/learners.md says when that pays, and how to
     start them with torchrun instead."""
     num_workers: int | None = None
-    """Worker processes (one per core if not given; sequential has one worker, this process; continuous has
+    """Worker processes, or auto (one per core if not given; sequential has one worker, this process; continuous has
     --num-collectors and batch has one)."""
     total_steps: int | None = None
     """End the run after so many environment steps (100,000 if neither limit is given)."""

@@ -5,29 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
 from freerun import learners
 from freerun.completing import complete
 from freerun.config import TrainConfig
-from freerun.core import SERIES_BITS, Policy, Start, TensorEnv, UserError
-from freerun.envs.tensors import give
+from freerun.core import SERIES_BITS, Policy, Start, UserError
 from freerun.making import check_fit, make_algorithm, make_envs
-from freerun.persistence import origin
 from freerun.persistence.checkpoint import Checkpoint
 from freerun.persistence.run_folder import RunFolder
 from freerun.persistence.secrecy import refuse_hidden
 from freerun.pool import Pool
-from freerun.presets import settings_of
 from freerun.recording import Recorder, Run, restore
-from freerun.registry import flatten_config, make_config
-from freerun.resuming import check_changes, newest
-from freerun.resuming import settings_of as settings_of_run
+from freerun.registry import flatten_config
+from freerun.resuming import check_changes
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.joint_ledger import JointLedger
 from freerun.telemetry.ledger import Ledger
@@ -108,32 +101,3 @@ def run(
         finally:
             summary = record.finish(outcome, error)
     return Result(folder.path, summary, algorithm.policy, record.is_kept, record.page)
-
-
-# ---------------------------------------------------------------------------------------------- the Python interface
-
-
-def train_from_python(
-    env: str | Callable[..., gymnasium.Env[Any, Any]] | TensorEnv, *, preset: str | Sequence[str] = (), **settings: Any
-) -> Result:
-    """Train an agent: `train("CartPole-v1", total_steps=50_000, mode="pipes")`. Settings are the flags' names.
-
-    The environment may also be a `core.TensorEnv` or an RSL-RL VecEnv that is there already; it is closed at the end.
-    """
-    if hasattr(env, "num_envs") and hasattr(env, "device"):
-        settings = {"num_envs": env.num_envs, "device": str(env.device), **settings}
-        env = give(env)
-    names = [preset] if isinstance(preset, str) else preset
-    return run(make_config({**settings_of(names), "env": env, **settings}))
-
-
-def resume_from_python(run_dir: str | Path, *, trust: Sequence[str] = (), **changes: Any) -> Result:
-    """Go on with a run that was stopped or killed: `resume("runs/…", total_steps=200_000)`.
-
-    Code that the folder names must have been trained there by you, or be named again with `trust`.
-    """
-    path = Path(run_dir)
-    found = newest(path)
-    options = {**settings_of_run(found, path, changes.get("mode")), **changes}
-    origin.check(options, path, [*trust, *(str(value) for value in changes.values())])
-    return run(make_config(options), resumed=found)

@@ -7,7 +7,7 @@ from typing import Any
 from freerun.config import TrainConfig
 from freerun.core import Algorithm, Peers, UserError
 from freerun.envs import CYBER_ENVS
-from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.envs.gymnasium import EnvName, GymnasiumFactory
 from freerun.envs.isaac_launch import is_isaac_task
 from freerun.envs.tensors import TensorEnvs, find_builder, is_only_tensors
 from freerun.envs.workflow import DEFAULT_COMPLIANCE_WEIGHT, SEPARATOR, WorkflowEnv
@@ -41,7 +41,11 @@ def make_tensors(config: TrainConfig[Any, Any], num_envs: int, num_shares: int, 
 
 
 def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
-    """The environments of a run, under its workflows if it has any."""
+    return GymnasiumFactory(*env_recipe(config))
+
+
+def env_recipe(config: TrainConfig[Any, Any]) -> tuple[EnvName, dict[str, Any], int | None]:
+    """What the environments of a run are made of, under its workflows if it has any: name, arguments, time limit."""
     if is_only_tensors(config.env):
         raise UserError(
             f"{config.env} is stepped as tensors, never alone: leave out --eval-every, and use freerun eval afterwards"
@@ -55,10 +59,10 @@ def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
     if "cyborg_path" in given:
         given["cyborg_path"] = str(given["cyborg_path"])
     if not orders:
-        return GymnasiumFactory(config.env, {**config.env_args, **given}, config.max_episode_steps)
+        return config.env, {**config.env_args, **given}, config.max_episode_steps
     weight = DEFAULT_COMPLIANCE_WEIGHT if cyber.compliance_weight is None else cyber.compliance_weight
     workflow = {"env_id": config.env, "workflows": SEPARATOR.join(orders), "compliance_weight": weight}
-    return GymnasiumFactory(WorkflowEnv, {**workflow, **config.env_args, **given}, config.max_episode_steps)
+    return WorkflowEnv, {**workflow, **config.env_args, **given}, config.max_episode_steps
 
 
 def make_algorithm(

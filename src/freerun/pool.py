@@ -46,7 +46,7 @@ class Pool:
     def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start, peers: Peers) -> Renewable:
         num_workers = config.num_workers or 1
         if not isinstance(self.factory, TensorEnvs):  # before anything starts the fork server, which looks only then
-            processes.preload([*WORKER_MODULES, *_entry_point_module(config.env)])
+            processes.preload(worker_modules(config.env))
         stages: Mapping[str, Any] = getattr(algorithm, "stages", {})
         names = [*(f"worker {worker}" for worker in range(num_workers)), "learner", *stages]
         self.tracks = Tracks(processes.context(), names)
@@ -80,7 +80,9 @@ class Pool:
         self.incidents.close()
 
 
-def _entry_point_module(env: EnvName) -> list[str]:
-    """A registered environment's own module: loaded in the fork server, it costs workers neither time nor memory."""
+def worker_modules(env: EnvName) -> list[str]:
+    """What workers need, with a registered environment's own module: loaded in the fork server, it costs them neither
+    time nor memory."""
     spec = gymnasium.registry.get(env) if isinstance(env, str) else None
-    return [spec.entry_point.partition(":")[0]] if spec and isinstance(spec.entry_point, str) else []
+    own = [spec.entry_point.partition(":")[0]] if spec and isinstance(spec.entry_point, str) else []
+    return [*WORKER_MODULES, *own]

@@ -29,6 +29,7 @@ from freerun.transport.pulse import Vitals
 CLOSE_SECONDS = 1.0
 TRIAL_SECONDS = 0.03
 NUM_TRIALS = 5
+MOST_TRIAL_SECONDS = 30.0
 
 
 class Threads(Exchange):
@@ -205,13 +206,13 @@ class Threads(Exchange):
 def speed_up_by_threads(factory: EnvFactory) -> float | None:
     """How many times the steps of one environment two get done, each in a thread: 1 if they hold Python's lock.
 
-    Tried out in a process of its own, for an environment may take that with it; None if it fails.
+    Tried out in a process of its own, for an environment may take that with it; None if it fails or gets stuck.
     """
     ours, theirs = processes.context().Pipe()
     process = processes.start(_measure, theirs, cloudpickle.dumps(factory))
     theirs.close()
     try:
-        return ours.recv()  # type: ignore[no-any-return]
+        return ours.recv() if ours.poll(MOST_TRIAL_SECONDS) else None
     except EOFError:
         return None
     finally:

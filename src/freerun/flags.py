@@ -1,0 +1,113 @@
+"""From the words of a command line to the settings of a run: `freerun train` and `freerun probe` take the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from freerun import registry, resuming, series
+from freerun.config import TrainConfig
+from freerun.core import UserError
+from freerun.persistence import origin
+from freerun.persistence.checkpoint import Checkpoint
+from freerun.persistence.files import read_json
+from freerun.presets import settings_of
+from freerun.probing import auto
+
+TRAIN_HELP = (
+    "Train an agent. --config FILE starts from the config.json of another run, --preset NAME from settings that go "
+    "together (`freerun list` names them); flags override both. --resume RUN_DIR goes on with a run that was stopped "
+    "or killed, from its newest checkpoint that is whole. Code that a file from elsewhere names (module:callable) is "
+    "run only if you name it again: --trust NAME. --mode auto measures the environment and this machine, and chooses."
+)
+
+
+@dataclass(frozen=True)
+class _First:
+    """What must be known before the other flags can be: they depend on the algorithm and the mode."""
+
+    algo: str | None = None
+    mode: str | None = None
+    num_workers: str | None = None
+    config: Path | None = None
+    resume: Path | None = None
+    preset: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    task: str | None = None
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What was given, before a mode is settled."""
+
+    options: dict[str, Any]
+    """By file, preset or run; with the algorithm, the mode and an environment where they are known."""
+    words: list[str]
+    """The other flags."""
+    resumed: Checkpoint | None = None
+    resumes: bool = False
+
+    @classmethod
+    def read(cls, words: Sequence[str], task: str | None) -> Flags:
+        first, rest = tyro.cli(_First, args=words, return_unknown_args=True, add_help=False)
+        options: dict[str, Any] = {}
+        resumed = None
+        if first.resume is not None:
+            auto.refuse(dataclasses.asdict(first), "a run goes on in the mode that is named, or in its own")
+            if first.config or first.preset:
+                raise UserError("--resume goes on with a run's own settings: leave --config and --preset out")
+            if series.is_series(first.resume):
+                options = series.resumed_config(first.resume)
+            else:
+                resumed = resuming.newest(first.resume)
+                options = resuming.settings_of(resumed, first.resume, first.mode)
+        elif first.config is not None:
+            options = read_json(first.config)
+            if first.mode == auto.AUTO and options.get("mode") in registry.MODES:
+                options = resuming.in_mode(
+                    options, TrainConfig.mode
+                )  # what only its own mode has a word for is left out
+        source = first.resume or (first.config.parent if first.config else None)
+        if source is not None:
+            origin.check(options, source, [*first.trust, *rest])
+        options.update(settings_of(first.preset))
+        options.update({name: value for name in ("algo", "mode") if (value := getattr(first, name)) is not None})
+        if first.num_workers == auto.AUTO:
+            options["num_workers"] = auto.AUTO
+        elif first.num_workers is not None:
+            options.pop("num_workers", None)
+            rest = ["--num-workers", first.num_workers, *rest]
+        if task is not None:
+            options["env"] = task
+        return cls(options, rest, resumed, first.resume is not None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the mode or the number of workers is to be chosen."""
+        return auto.is_open(self.options)
+
+    def config(self, mode: str | None = None, prog: str = "freerun train", about: str = TRAIN_HELP) -> Any:
+        """The config of a run, in its own mode or in this one."""
+        options = self.options if mode is None else auto.in_mode(self.options, mode)
+        config_class = registry.config_class(options)
+        for word in self.words:
+            if word.startswith("--"):
+                name = word[2:].partition("=")[0].removeprefix("no-").replace("-", "_")
+                registry.check_name(name, options)
+        default: Any = registry.make_config({"env": "", **options})
+        if not default.env:
+            default = dataclasses.replace(default, env=tyro.MISSING)
+        config = tyro.cli(
+            config_class,
+            args=self.words,
+            prog=prog,
+            description=about,
+            # A dictionary that is not empty would become a flag for each of its names, and no other could be given.
+            default=dataclasses.replace(default, env_args={}),
+        )
+        return dataclasses.replace(config, env_args={**default.env_args, **config.env_args})

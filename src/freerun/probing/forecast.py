@@ -1,0 +1,207 @@
+"""What was measured, put into the model of every mode."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from freerun.config import TrainConfig
+from freerun.core import Demand
+from freerun.probing.measure import THREADS_PAY_OFF, Measurement, Overhead
+from freerun.probing.predict import (
+    FEWEST_EPISODES_DRAWN,
+    Learning,
+    Rate,
+    Work,
+    expected_max,
+    never_waiting,
+    play_in_step,
+    play_rounds,
+)
+
+WAITS_BELOW = 0.5
+"""An environment that uses less of a core than this while it steps leaves it to others."""
+CROWDS = (10, 25, 50, 100)
+"""Numbers of workers for environments that wait."""
+MEMORY_SHARE = 0.5
+RAY_WORKER_SECONDS, RAY_LEARNER_SECONDS = 0.0005, 0.001
+"""What Ray adds to a unit, in processor time: a call takes 1 ms, and half of that where the next one is under way."""
+CONTINUOUS_COLLECTORS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a mode would do; nothing where it cannot, and why."""
+
+    mode: str
+    num_workers: int
+    steps_per_second: float | None
+    episodes_per_second: float | None = None
+    learner_busy: float | None = None
+    """The share of the time that the learner would learn."""
+    note: str = ""
+
+
+Configs = Mapping[str, TrainConfig[Any, Any]]
+"""By mode, with everything filled in."""
+
+
+def forecast(measured: Measurement, configs: Configs, counts: Sequence[int] = ()) -> list[Forecast]:
+    """For these numbers of workers, or those that are worth a thought."""
+    return [
+        _forecast(measured, mode, config, num_workers)
+        for mode, config in configs.items()
+        for num_workers in _counts(measured, mode, config, counts)
+    ]
+
+
+def worker_counts(measured: Measurement) -> list[int]:
+    """Up to what the memory holds."""
+    cores = measured.cores
+    counts = {1, 2, cores, 2 * cores}
+    if measured.environment.cpu_share < WAITS_BELOW:
+        counts |= {4 * cores, *CROWDS}
+    room = max(1, int(MEMORY_SHARE * measured.available_megabytes / max(1.0, measured.environment.megabytes)))
+    return sorted(count for count in counts if count <= room)
+
+
+def _counts(measured: Measurement, mode: str, config: TrainConfig[Any, Any], counts: Sequence[int]) -> list[int]:
+    if mode in ("sequential", "batch"):
+        return [1]
+    if mode == "continuous":
+        if config.collector.num_collectors is not None:
+            return [config.collector.num_workers]
+        return [count for count in CONTINUOUS_COLLECTORS if config.collector.num_envs % count == 0]
+    return list(counts) or worker_counts(measured)
+
+
+def _forecast(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Forecast:
+    env = measured.environment
+    in_segments = mode in ("batch", "continuous") or getattr(config.collector, "segment_steps", None) is not None
+    update = measured.updates[mode]
+    if not env.lengths and not in_segments and (update.demand["whole_episodes"] or mode not in ("sequential", "sync")):
+        return Forecast(mode, num_workers, None, note="waits for whole episodes, and none has ended")
+    rate = _MODELS.get(mode, _episodes)(measured, mode, config, num_workers)
+    episodes = rate.steps_per_second / env.mean_length if env.mean_length else None
+    return Forecast(mode, num_workers, rate.steps_per_second, episodes, rate.learner_busy)
+
+
+def _overhead(measured: Measurement, mode: str) -> Overhead:
+    if mode == "ray":
+        like = measured.overheads.get("pipes") or Overhead(measured.inference_seconds, 0.0)
+        units = 1 / (measured.environment.mean_length or 1.0)
+        return Overhead(like.worker + units * RAY_WORKER_SECONDS, like.learner + units * RAY_LEARNER_SECONDS)
+    return measured.overheads.get(mode) or Overhead(measured.inference_seconds, 0.0)
+
+
+def _learning(measured: Measurement, mode: str) -> Learning:
+    update = measured.updates[mode]
+    return Learning(Demand(**update.demand), update.seconds / update.steps + _overhead(measured, mode).learner)
+
+
+def lane_seconds(measured: Measurement, num_envs: int, overhead: float) -> tuple[float, float]:
+    """Wall and processor seconds per step of a collector with so many environments."""
+    env = measured.environment
+    known = {int(size): pair for size, pair in env.lanes.items()}
+    if not known:
+        return env.seconds_per_step + overhead, env.cpu_share * env.seconds_per_step + overhead
+    sizes = sorted(known)
+    # A step of all of them takes a + b·n: so the time per step is linear in 1/n.
+    wall, cpu = (
+        float(np.interp(-1 / num_envs, [-1 / size for size in sizes], [known[size][part] for size in sizes]))
+        for part in (0, 1)
+    )
+    return wall, cpu
+
+
+# ---------------------------------------------------------------------------------------------- a model for each mode
+
+
+def _sequential(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+    learn = _learning(measured, mode).seconds_per_step
+    collect, _ = lane_seconds(measured, 1, measured.inference_seconds)
+    return Rate(1 / (collect + learn), learn / (collect + learn))
+
+
+def _sync(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+    env = measured.environment
+    call, each = measured.sync_seconds
+    around = call + each * num_workers
+    cpu = env.cpu_share * float(np.mean(env.step_seconds))
+    barrier = [
+        around + max(expected_max(env.step_seconds, active), active * cpu / measured.parallel_cores)
+        for active in range(1, num_workers + 1)
+    ]
+    reset = around + float(np.mean(env.reset_seconds))
+    return play_in_step(num_workers, _lengths(measured), [0.0, *barrier], reset, _learning(measured, mode))
+
+
+def _episodes(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+    """`pipes`, `executor`, `freerun` and `ray`: whole episodes, or segments."""
+    env = measured.environment
+    overhead = _overhead(measured, mode).worker
+    seconds = env.seconds_per_step + overhead
+    cpu_share = min(1.0, (env.cpu_share * env.seconds_per_step + overhead) / seconds)
+    segment_steps = getattr(config.collector, "segment_steps", None)
+    num_envs = getattr(config.collector, "envs_per_worker", 1)
+    cores = measured.parallel_cores
+    learning = _learning(measured, mode)
+    if segment_steps is not None:
+        unit = Work(segment_steps * num_envs * seconds, segment_steps * num_envs)
+        return play_rounds(num_workers, cpu_share, cores, lambda: unit, learning, config.max_lag, unit.steps)
+    draw = _episodes_drawn(measured, overhead, num_envs)
+    # A worker with n environments is n workers, each as slow as n.
+    return play_rounds(num_workers * num_envs, cpu_share / num_envs, cores, draw, learning, config.max_lag)
+
+
+def _batch(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+    collector = config.collector
+    wall, cpu = lane_seconds(measured, collector.num_envs, _overhead(measured, mode).worker)
+    unit = Work(collector.unit_steps * wall, collector.unit_steps)
+    max_lag = collector.max_queue_size if config.max_lag is None else config.max_lag
+    cores = measured.parallel_cores
+    return play_rounds(
+        1, min(1.0, cpu / wall), cores, lambda: unit, _learning(measured, mode), max_lag, collector.unit_steps
+    )
+
+
+def _continuous(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+    collector = dataclasses.replace(config.collector, num_collectors=num_workers)
+    wall, cpu = lane_seconds(measured, collector.envs_per_collector, _overhead(measured, mode).worker)
+    in_threads = collector.collector_kind == "thread"
+    if collector.collector_kind == "auto":
+        in_threads = (measured.environment.threads_speed_up or 0.0) >= THREADS_PAY_OFF
+    learn = _learning(measured, mode).seconds_per_step
+    return never_waiting(num_workers, wall, cpu, learn, measured.parallel_cores, in_threads)
+
+
+_MODELS: dict[str, Callable[[Measurement, str, TrainConfig[Any, Any], int], Rate]] = {
+    "sequential": _sequential,
+    "sync": _sync,
+    "batch": _batch,
+    "continuous": _continuous,
+}
+
+
+def _lengths(measured: Measurement) -> Callable[[], int]:
+    rng = np.random.default_rng(0)
+    lengths = measured.environment.lengths or (1_000_000,)
+    drawn = rng.choice(lengths, max(FEWEST_EPISODES_DRAWN, len(lengths))).tolist()
+    return itertools.cycle(drawn).__next__
+
+
+def _episodes_drawn(measured: Measurement, overhead: float, num_envs: int) -> Callable[[], Work]:
+    """Episodes as they were met: a length, and as many step times from the sample."""
+    env = measured.environment
+    rng = np.random.default_rng(0)
+    steps, resets = np.array(env.step_seconds), np.array(env.reset_seconds)
+    drawn = []
+    for length in rng.choice(env.lengths, FEWEST_EPISODES_DRAWN).tolist():
+        seconds = float(rng.choice(steps, length).sum() + rng.choice(resets)) + length * overhead
+        drawn.append(Work(num_envs * seconds, length))
+    return itertools.cycle(drawn).__next__

@@ -1,0 +1,211 @@
+"""An environment tried out in a process of its own: whatever it does there, the probe can say so."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import psutil
+
+from freerun.collectors.rollout import Rollout, in_order
+from freerun.collectors.solo import Solo
+from freerun.core import EnvFailure, EnvSpec, Policy, UserError, WorkerDied, WorkerHung
+from freerun.envs.gymnasium import EnvName, GymnasiumFactory, Lane
+from freerun.transport import processes
+from freerun.transport.stacks import StackFile
+
+Recipe = tuple[EnvName, dict[str, Any], int | None]
+"""What a `GymnasiumFactory` is made of."""
+MOST_STEPS = 20_000
+ENOUGH_STEPS, ENOUGH_EPISODES, ENOUGH_SECONDS = 3000, 20, 1.0
+INFERENCES = 300
+INFERENCE_BATCH = 64
+
+
+class Trial:
+    """The process, and what it is asked. Each answer has a deadline."""
+
+    def __init__(self, recipe: Recipe):
+        self._stacks = StackFile()
+        self._ours, theirs = processes.context().Pipe()
+        self._process = processes.start(_serve, theirs, cloudpickle.dumps(recipe), self._stacks)
+        theirs.close()
+
+    def answer(self, doing: str, seconds: float) -> Any:
+        """What comes back within that time; a failure is raised here, with the traceback from there."""
+        try:
+            if not self._ours.poll(seconds):
+                stack = self._stacks.capture(self._process.pid or 0)
+                raise WorkerHung(
+                    f"{doing} took longer than {seconds:.0f} s, so it cannot be probed; its stack:\n{stack}"
+                )
+            kind, value = pickle.loads(self._ours.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self._process.join(1.0)
+            raise WorkerDied(f"the process died in {doing} (exit code {self._process.exitcode})") from None
+        if kind == "failure":
+            raise value
+        return value
+
+    def ask(self, request: str, *arguments: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `answer` will say that it died
+            self._ours.send_bytes(cloudpickle.dumps((request, arguments)))
+
+    def close(self) -> None:
+        self._ours.close()
+        processes.stop([self._process], 0.5)
+        self._stacks.close()
+
+
+# ---------------------------------------------------------------------------------------------- in the process
+
+
+def _serve(connection: Connection, recipe: bytes, stacks: StackFile) -> None:
+    processes.enter_worker()
+    stacks.write_on_signal()
+    try:
+        bench = _Bench(pickle.loads(recipe))
+        connection.send_bytes(pickle.dumps(("answer", (bench.construct_seconds, bench.factory.spec, bench.time_limit))))
+        while True:
+            request, arguments = pickle.loads(connection.recv_bytes())
+            answer = getattr(bench, request)(*arguments)
+            connection.send_bytes(pickle.dumps(("answer", answer)))
+    except (EOFError, ConnectionResetError, BrokenPipeError):
+        return  # the probe has ended
+    except (UserError, EnvFailure) as failure:
+        connection.send_bytes(pickle.dumps(("failure", failure)))
+    except BaseException:  # sys.exit() in an environment too
+        connection.send_bytes(
+            pickle.dumps(("failure", EnvFailure(f"the environment raised\n{traceback.format_exc()}")))
+        )
+
+
+class _Bench:
+    def __init__(self, recipe: Recipe):
+        self.factory = GymnasiumFactory(*recipe)
+        started = time.perf_counter()
+        self._lane = self.factory.make_lane()
+        self.construct_seconds = time.perf_counter() - started
+        spec = self._lane.spec
+        limits = [limit for limit in (recipe[2], spec and spec.max_episode_steps) if limit]
+        self.time_limit = min(limits, default=None)
+
+    def play(self, policy: Policy, most_seconds: float) -> dict[str, Any]:
+        """As a worker does, with a clock around the environment."""
+        timed = _TimedLane(self._lane)
+        solo = Solo(timed, self.factory.spec, policy, run_seed=0)  # type: ignore[arg-type]
+        segments = solo.segments(1, in_order(itertools.count()))  # a step may take seconds
+        next(segments)  # what is only slow the first time
+        timed.forget()
+        started, used = time.perf_counter(), time.process_time()
+        while not timed.is_enough(time.perf_counter() - started, most_seconds):
+            next(segments)
+        wall, cpu = time.perf_counter() - started, time.process_time() - used
+        inside = sum(timed.step_seconds) + sum(timed.reset_seconds)
+        return {
+            "step_seconds": timed.step_seconds,
+            "reset_seconds": timed.reset_seconds or timed.first_reset_seconds,
+            "episode_lengths": timed.episode_lengths,
+            # What is not the environment's is the worker's own, which only computes.
+            "cpu_share": min(1.0, max(0.0, cpu - (wall - inside)) / max(inside, 1e-9)),
+            "megabytes": psutil.Process().memory_full_info().uss / 1e6,
+        }
+
+    def lanes(self, policy: Policy, num_envs: int, seconds: float) -> tuple[float, float]:
+        """Wall and processor seconds per step of a collector with so many environments."""
+        rollout = Rollout(self.factory.make(num_envs), policy, run_seed=0)
+        segments = rollout.segments(2, in_order(itertools.count()))
+        steps = next(segments).num_steps
+        try:
+            return _per_step(segments, steps, seconds)
+        finally:
+            rollout.close()
+
+    def race(self, policy: Policy, segment_steps: int, seconds: float) -> float:
+        """Steps per second of a worker: asked of several at once, it says what cores are worth together."""
+        solo = Solo(self._lane, self.factory.spec, policy, run_seed=0)
+        segments = solo.segments(segment_steps, in_order(itertools.count()))
+        next(segments)
+        return 1 / _per_step(segments, segment_steps, seconds)[0]
+
+    def infer(self, policy: Policy) -> tuple[float, float]:
+        """Seconds of one decision, alone and as one of many."""
+        return inference_seconds(policy, self.factory.spec)
+
+
+def _per_step(segments: Iterator[Any], steps: int, seconds: float) -> tuple[float, float]:
+    started, used, num_steps = time.perf_counter(), time.process_time(), 0
+    while num_steps == 0 or time.perf_counter() - started < seconds:
+        next(segments)
+        num_steps += steps
+    return (time.perf_counter() - started) / num_steps, (time.process_time() - used) / num_steps
+
+
+def inference_seconds(policy: Policy, spec: EnvSpec) -> tuple[float, float]:
+    obs = np.zeros((INFERENCE_BATCH, *spec.observation_space.shape), spec.observation_space.dtype)
+    noise = policy.draw(np.random.default_rng(0), INFERENCE_BATCH)
+    head = np.zeros(policy.head_size, np.float32)
+    act = policy.single()
+    alone = _best_of(lambda: act(obs[0], noise[0], head))
+    return alone, _best_of(lambda: policy.act(obs, noise)) / INFERENCE_BATCH
+
+
+def _best_of(call: Callable[[], Any]) -> float:
+    call()
+    found = []
+    for _ in range(3):
+        started = time.perf_counter()
+        for _ in range(INFERENCES // 3):
+            call()
+        found.append((time.perf_counter() - started) / (INFERENCES // 3))
+    return min(found)
+
+
+class _TimedLane:
+    """A lane with a clock around reset and step."""
+
+    def __init__(self, lane: Lane):
+        self._lane = lane
+        self.first_reset_seconds: list[float] = []
+        self._length = 0
+        self.step_seconds: list[float] = []
+        self.reset_seconds: list[float] = []
+        self.episode_lengths: list[int] = []
+
+    def forget(self) -> None:
+        """But not how far the episode has come."""
+        self.first_reset_seconds = self.reset_seconds
+        self.step_seconds, self.reset_seconds, self.episode_lengths = [], [], []
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        started = time.perf_counter()
+        found = self._lane.reset(seed=seed)
+        self.reset_seconds.append(time.perf_counter() - started)
+        self._length = 0
+        return found
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        started = time.perf_counter()
+        found = self._lane.step(action)
+        self.step_seconds.append(time.perf_counter() - started)
+        self._length += 1
+        if found[2] or found[3]:
+            self.episode_lengths.append(self._length)
+        return found
+
+    def is_enough(self, seconds: float, most_seconds: float) -> bool:
+        num_steps, num_episodes = len(self.step_seconds), len(self.episode_lengths)
+        if seconds >= most_seconds or num_steps >= MOST_STEPS:
+            return True
+        return seconds >= ENOUGH_SECONDS and num_steps >= ENOUGH_STEPS and num_episodes >= ENOUGH_EPISODES
+
+    def close(self) -> None:
+        self._lane.close()

@@ -1,0 +1,273 @@
+"""Real probes of small environments: what is measured, what is said, what is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import freerun
+from freerun.cli import main
+from freerun.completing import complete
+from freerun.core import EnvFailure, UserError, WorkerDied, WorkerHung
+from freerun.making import env_recipe
+from freerun.probing import auto, cache, measure
+from freerun.probing.auto import Probe
+from freerun.probing.forecast import Forecast
+from freerun.probing.measure import Measurement
+from freerun.registry import MODES, make_config
+
+LIGHT: dict[str, Any] = {"num_epochs": 1, "minibatch_size": 2048, "hidden_sizes": (16,)}
+"""Updates that take no time."""
+LIGHT_FLAGS = ["--num-epochs", "1", "--minibatch-size", "2048", "--hidden-sizes", "16"]
+SLEEPING = {"short": 10, "long": 10, "step_seconds": 0.02}
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache of its own, and shorter looks: what is tested is not how exact they are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, seconds in (("PLAY_SECONDS", 0.6), ("RACE_SECONDS", 0.1), ("MODE_SECONDS", 0.1), ("UPDATE_SECONDS", 0.2)):
+        monkeypatch.setattr(measure, name, seconds)
+
+
+def probed(env: str, modes: list[str] | None = None, **settings: Any) -> Probe:
+    options = {"env": env, **LIGHT, **settings}
+    found, _ = auto.look(
+        modes or ["sequential", "freerun"],
+        lambda mode: make_config({**options, "mode": mode}),
+        fresh=True,
+        say=lambda doing: None,
+    )
+    return found
+
+
+def test_an_environment_that_sleeps_gets_more_workers_than_cores() -> None:
+    found = probed("toy_envs:Audit", env_args=SLEEPING)
+    env = found.measured.environment
+    assert env.cpu_share < 0.3
+    assert min(env.step_seconds) >= 0.02
+    assert set(env.episode_lengths) == {10}
+    assert env.megabytes > 1
+    assert found.best.mode == "freerun"
+    assert found.best.num_workers > found.measured.cores
+    assert "so workers may outnumber cores" in auto.sentence(found) or "learner is busy" in auto.sentence(found)
+
+
+def test_an_environment_that_computes_does_not() -> None:
+    busy = {"kind": "busy", "mean_seconds": 0.002, "tail_seconds": 0.002}
+    found = probed("freerun/Straggler-v0", env_args=busy)
+    assert found.measured.environment.cpu_share > 0.5
+    assert {forecast.num_workers for forecast in found.forecasts if forecast.mode == "freerun"} <= {
+        1, 2, found.measured.cores, 2 * found.measured.cores
+    }  # fmt: skip
+
+
+def test_every_mode_gets_a_prediction_or_a_reason() -> None:
+    found = probed("toy_envs:OneBit", list(MODES))
+    assert {forecast.mode for forecast in found.forecasts} | set(found.refused) == set(MODES)
+    for forecast in found.forecasts:
+        assert forecast.steps_per_second, forecast
+        assert forecast.episodes_per_second == pytest.approx(forecast.steps_per_second / 10)
+
+
+@pytest.mark.parametrize(
+    ("how", "failure", "message"),
+    [
+        ("raise", EnvFailure, "the simulator fell over"),
+        ("die", WorkerDied, "the process died in a step or a reset"),
+        ("shape", UserError, "mend one of the two"),
+        ("nan-obs", UserError, "not finite|nan"),
+    ],
+)
+def test_an_environment_that_fails_is_said(how: str, failure: type[Exception], message: str) -> None:
+    with pytest.raises(failure, match=message):
+        probed("toy_envs:Broken", env_args={"how": how})
+
+
+def test_an_environment_that_hangs_is_said_with_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "STEP_SECONDS", 0.5)
+    with pytest.raises(WorkerHung, match=r"(?s)took longer than 1 s.*in step"):
+        probed("toy_envs:Audit", env_args={"step_seconds": 60.0})
+
+
+def test_without_an_end_of_episodes_only_modes_that_need_none_are_left() -> None:
+    endless = {"short": 10**9, "long": 10**9, "step_seconds": 0.001}
+    found = probed("toy_envs:Audit", ["sequential", "freerun", "batch"], env_args=endless)
+    assert found.best.mode == "batch"
+    assert {forecast.mode for forecast in found.forecasts if forecast.note} == {"sequential", "freerun"}
+    with pytest.raises(UserError, match="give --max-episode-steps"):
+        auto.pick(probed("toy_envs:Audit", ["freerun"], env_args=endless).forecasts)
+    limited = probed("toy_envs:Audit", ["freerun"], env_args=endless, max_episode_steps=50)
+    assert limited.best.mode == "freerun"
+
+
+# ---------------------------------------------------------------------------------------------- the choice
+
+
+def rates(**steps_per_second: float) -> list[Forecast]:
+    return [Forecast(mode, 2, rate) for mode, rate in steps_per_second.items()]
+
+
+def test_the_fastest_is_picked_and_the_preferred_of_those_about_as_fast() -> None:
+    assert auto.pick(rates(sequential=10, batch=100, freerun=50)).mode == "batch"
+    assert auto.pick(rates(pipes=101, batch=100, freerun=99)).mode == "freerun"
+    many = [Forecast("freerun", count, rate) for count, rate in ((1, 50), (10, 99), (100, 100))]
+    assert auto.pick(many).num_workers == 10
+
+
+def test_modes_that_drop_steps_or_need_a_cluster_are_picked_only_if_asked_for() -> None:
+    assert auto.pick(rates(sequential=10, continuous=100, ray=100)).mode == "sequential"
+    assert auto.pick(rates(continuous=100)).mode == "continuous"
+
+
+def refused(**settings: Any) -> Mapping[str, str]:
+    options = {"env": "toy_envs:OneBit", **settings}
+    reasons = {}
+    for mode in MODES:
+        try:
+            auto._check(mode, make_config({**options, "mode": mode}))
+        except UserError as error:
+            reasons[mode] = str(error)
+    return reasons
+
+
+def test_settings_restrict_the_choice() -> None:
+    assert set(refused(deterministic=True)) == {"continuous", "batch"}
+    assert set(refused(max_lag=1)) == {"sequential", "sync", "continuous"}
+    assert set(refused(num_workers=3)) == {"sequential", "continuous", "batch"}
+    assert set(refused(episodes_per_update=3)) == {"continuous", "batch"}
+    assert set(MODES) - set(refused(pin_workers=True)) == {"freerun"}
+    assert set(MODES) - set(refused(num_collectors=2)) == {"continuous"}
+
+
+def test_settings_of_two_modes_leave_none() -> None:
+    with pytest.raises(UserError, match=r"no mode can be used with these settings.*--mode continuous"):
+        freerun.train("toy_envs:OneBit", mode="auto", pin_workers=True, num_collectors=2)
+
+
+# ---------------------------------------------------------------------------------------------- the cache
+
+
+def test_a_probe_is_kept_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = {"freerun": complete(make_config({"env": "toy_envs:OneBit", **LIGHT}))}
+    assert cache.find(configs) is None
+    measured = probed("toy_envs:OneBit", ["freerun"]).measured
+    found = cache.find(configs)
+    assert found == measured
+    assert Measurement.from_json(json.loads(json.dumps(measured.to_json()))) == measured
+    other_seed = {"freerun": dataclasses.replace(configs["freerun"], seed=7, max_lag=0, total_steps=5)}
+    assert cache.find(other_seed) == measured
+    for change in ({"env_args": {"kind": "box"}}, {"max_episode_steps": 5}, {"learner_threads": 2}):
+        assert cache.find({"freerun": dataclasses.replace(configs["freerun"], **change)}) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "num_cores", lambda: 77)
+        assert cache.find(configs) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "version", lambda package: "9.9")
+        assert cache.find(configs) is None
+
+
+def test_an_environment_that_was_changed_is_probed_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = tmp_path / "mine_to_change.py"
+    module.write_text("from toy_envs import OneBit\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    configs = {"freerun": complete(make_config({"env": "mine_to_change:OneBit"}))}
+    before = cache._path(configs)
+    assert cache._path(configs) == before
+    module.write_text("from toy_envs import OneBit\nNEW = 1\n")
+    os.utime(module, (1, 1))
+    assert cache._path(configs) != before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"measurement": {"environment": 3}}', "\x00"])
+def test_a_file_that_is_no_probe_is_measured_again(content: str) -> None:
+    configs = {"freerun": complete(make_config({"env": "toy_envs:OneBit", **LIGHT}))}
+    path = cache._path(configs)
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert cache.find(configs) is None
+
+
+def test_the_name_of_a_file_holds_no_argument_of_the_environment() -> None:
+    configs = {"freerun": complete(make_config({"env": "toy_envs:OneBit", "env_args": {"kind": "box"}}))}
+    assert "box" not in str(cache._path(configs))
+    assert env_recipe(configs["freerun"])[1] == {"kind": "box"}
+
+
+# ---------------------------------------------------------------------------------------------- the commands
+
+
+def test_probe_prints_a_table_and_the_command_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "toy_envs:OneBit", "--deterministic", "--workers", "1,3", *LIGHT_FLAGS]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for word in ("p99", "predicted steps/s", "freerun", "Recommended: ", "MB per worker", "batch is left out"):
+        assert word in text, text
+    assert f"freerun train toy_envs:OneBit --deterministic {' '.join(LIGHT_FLAGS)} --mode " in text
+
+
+def test_probe_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["toy_envs:Audit", "--mode=freerun", *LIGHT_FLAGS, "--env-args", "long", "30"]
+    assert main(["probe", "--json", "--workers", "5", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["env"] == "toy_envs:Audit"
+    assert set(found["environment"]["step_seconds"]) == {"mean", "p50", "p95", "p99", "max"}
+    assert [forecast["mode"] for forecast in found["predictions"]] == ["freerun"]
+    assert found["recommendation"]["num_workers"] == 5
+    assert found["recommendation"]["command"] == f"freerun train {' '.join(words)} --num-workers 5"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["probe", "CartPol-v1"], "there is no environment 'CartPol-v1': did you mean CartPole-v1"),
+        (["probe", "CartPole-v1", "--workers", "many"], "--workers takes numbers such as 1,10,100, not 'many'"),
+        (["probe", "CartPole-v1", "--workers", "0"], "--workers must be at least 1"),
+        (["probe", "freerun/RoughDrone-v0"], "is stepped as tensors, which is not probed"),
+        (["train", "CartPole-v1", "--mode", "auto", "--num-learners", "2"], "a probe knows one learner"),
+        (["train", "--resume", "nowhere", "--mode", "auto"], "a run goes on in the mode that is named"),
+        (["train", "--resume", "nowhere", "--num-workers", "auto"], "a run goes on in the mode that is named"),
+    ],
+)
+def test_bad_input_gets_a_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(words) == 2
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    assert re.search(message, text), text
+
+
+def test_auto_says_what_it_chose_and_the_run_records_it(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--mode", "auto", "--total-episodes", "4", "--episodes-per-update", "2", "--deterministic", *LIGHT_FLAGS]
+    assert main(["train", "toy_envs:OneBit", *words, "--run-dir", str(run_dir)]) == 0
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["mode"] in MODES
+    assert isinstance(config["num_workers"], int)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("auto: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"auto: {config['mode']} with {config['num_workers']} worker")
+    again = freerun.train("toy_envs:OneBit", mode="auto", total_episodes=4, episodes_per_update=2, deterministic=True,
+                          run_dir=run_dir.with_name("again"), **LIGHT)  # fmt: skip
+    assert again.summary["mode"] == config["mode"]
+    assert "(from an earlier probe)" in capsys.readouterr().err
+    # Having probed before leaves no trace in what is learned.
+    plain = freerun.train("toy_envs:OneBit", mode="sequential", total_episodes=4, episodes_per_update=2,
+                          deterministic=True, run_dir=run_dir.with_name("plain"), quiet=True, **LIGHT)  # fmt: skip
+    policy = (run_dir / "policy.safetensors").read_bytes()
+    assert policy == (plain.run_dir / "policy.safetensors").read_bytes()
+
+
+def test_the_number_of_workers_alone_can_be_left_to_the_probe(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--mode", "pipes", "--num-workers", "auto", "--total-episodes", "4", "--episodes-per-update", "2"]
+    assert main(["train", "toy_envs:OneBit", *words, *LIGHT_FLAGS, "--run-dir", str(run_dir)]) == 0
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["mode"] == "pipes"
+    assert config["num_workers"] >= 1
+    assert "auto: pipes with" in capsys.readouterr().err
