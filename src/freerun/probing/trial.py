@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -105,17 +106,18 @@ class _Bench:
         segments = solo.segments(1, in_order(itertools.count()))  # a step may take seconds
         next(segments)  # what is only slow the first time
         timed.forget()
-        started, used = time.perf_counter(), time.process_time()
+        started, used, queued = time.perf_counter(), time.process_time(), _queued_seconds()
         while not timed.is_enough(time.perf_counter() - started, most_seconds):
             next(segments)
         wall, cpu = time.perf_counter() - started, time.process_time() - used
+        queued = _queued_seconds() - queued  # for a core that others had: that is not the environment's doing
         inside = sum(timed.step_seconds) + sum(timed.reset_seconds)
+        asleep = max(0.0, wall - cpu - queued)
         return {
             "step_seconds": timed.step_seconds,
             "reset_seconds": timed.reset_seconds or timed.first_reset_seconds,
             "episode_lengths": timed.episode_lengths,
-            # What is not the environment's is the worker's own, which only computes.
-            "cpu_share": min(1.0, max(0.0, cpu - (wall - inside)) / max(inside, 1e-9)),
+            "cpu_share": 1.0 - min(1.0, asleep / max(inside - queued, 1e-9)),
             "megabytes": psutil.Process().memory_full_info().uss / 1e6,
         }
 
@@ -139,6 +141,14 @@ class _Bench:
     def infer(self, policy: Policy) -> tuple[float, float]:
         """Seconds of one decision, alone and as one of many."""
         return inference_seconds(policy, self.factory.spec)
+
+
+def _queued_seconds() -> float:
+    """How long this process was ready and had no core, so far; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _per_step(segments: Iterator[Any], steps: int, seconds: float) -> tuple[float, float]:
