@@ -94,7 +94,7 @@ def timeline_percent_of_a_core() -> float:
 TRAIN = """
 import json, sys
 from dataclasses import replace
-from freerun import experiment
+from freerun import experiment, pool, recording
 from freerun.core import NoTracks
 from freerun.registry import make_config
 settings, way = json.loads(sys.argv[1]), sys.argv[2]
@@ -102,9 +102,9 @@ if way == "bare":
     class NoTimeline:
         def __init__(self, *parts): pass
         def close(self): pass
-    made = experiment.CollectorSettings
-    experiment.CollectorSettings = lambda *parts, **named: replace(made(*parts, **named), tracks=NoTracks())
-    experiment.Timeline = NoTimeline
+    made = pool.CollectorSettings
+    pool.CollectorSettings = lambda *parts, **named: replace(made(*parts, **named), tracks=NoTracks())
+    recording.Timeline = NoTimeline
 result = experiment.run(make_config({**settings, "watch": way == "page", "quiet": False, "display": "lines"}))
 print("RATE", result.summary["steps_per_second"])
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,9 +78,9 @@ def test_a_difference_is_found_and_named(run_dir: Path, capsys: pytest.CaptureFi
 def test_it_stops_in_a_debugger_before_an_update(run_dir: Path) -> None:
     freerun.train("CartPole-v1", mode="freerun", max_lag=1, run_dir=run_dir, **SETTINGS)
     command = [sys.executable, "-m", "freerun", "replay", str(run_dir), "--until-update", "4"]
-    done = subprocess.run(
-        command, input="p version + 1\nstep\nstep\nwhere\ncontinue\n", capture_output=True, text=True, check=False
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}  # Ray sets it
+    words = "p version + 1\nstep\nstep\nwhere\ncontinue\n"
+    done = subprocess.run(command, input=words, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert "Stopped before update 4" in done.stdout
     assert "(Pdb) 4" in done.stdout
