@@ -64,12 +64,14 @@ def test_training_goes_on(
 
 @pytest.mark.parametrize("mode", [PROCESSES, BATCH])
 def test_collectors_killed_from_outside(mode: dict[str, Any], run_dir: Path) -> None:
+    before = workers()
+
     def kill_one() -> None:
         deadline = time.monotonic() + 30
         metrics = run_dir / "metrics.jsonl"
         while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") >= 3):
             time.sleep(0.01)
-        os.kill(min(workers()), signal.SIGKILL)
+        os.kill(min(workers() - before), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
     killer.start()

@@ -147,7 +147,8 @@ def test_a_lost_result_is_run_again(
 
 @pytest.mark.usefixtures("ray_nodes")
 def test_an_actor_killed_on_segments_leaves_its_episodes_cut_and_training_goes_on(run_dir: Path) -> None:
-    with after_updates(run_dir, 3, lambda: os.kill(min(workers()), signal.SIGKILL)):
+    before = workers()
+    with after_updates(run_dir, 3, lambda: os.kill(min(workers() - before), signal.SIGKILL)):
         result = freerun.train(
             "toy_envs:Audit",
             mode="ray",
