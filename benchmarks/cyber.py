@@ -78,7 +78,7 @@ class Onlooker:
         self.load_state_dict = algorithm.load_state_dict
 
     def update(self, version: int, progress: float) -> Metrics:
-        self._algorithm._segments = []
+        self._algorithm._segments, self._algorithm._sizes = [], []
         return {}
 
 

@@ -73,20 +73,26 @@ class Repeated:
         self._graph = None
 
     def _warm_up(self, times: int) -> int:
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         here = torch.cuda.current_stream(self._device)
-        side.wait_stream(here)
+        side = self._beside(here)
         with torch.cuda.stream(side):
             for _ in range(times):
                 self._step()
         here.wait_stream(side)
         return times
 
+    def _beside(self, here: torch.cuda.Stream) -> torch.cuda.Stream:
+        """Another stream, as urgent: what is recorded on it stays so."""
+        side = torch.cuda.Stream(self._device, priority=here.priority)  # type: ignore[no-untyped-call]
+        side.wait_stream(here)
+        return side
+
     def _record(self) -> None:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
         # Other threads may go on with their own work on the device meanwhile.
-        with _one_at_a_time, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        side = self._beside(torch.cuda.current_stream(self._device))
+        with _one_at_a_time, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             self._step()
         self._graph = graph

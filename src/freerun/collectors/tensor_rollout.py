@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 import torch
@@ -48,23 +47,24 @@ class TensorRollout:
         self._return = torch.zeros(num_envs, device=self._device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
         self._obs = env.reset().clone()
-        self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         chosen = _choose(acceleration, env)
+        self._stream = _stream(self._device, chosen)
         self._step = fused(env.step, chosen)
         self._run = Repeated(self._play, self._device, (actor.generator,), chosen)
 
     def load(self, weights: FloatArray, version: int) -> None:
         if version != self._version:
-            self._actor.load(weights)
+            with torch.cuda.stream(self._stream):
+                self._actor.load(weights)
             self._version = version
 
     def collect(self) -> TensorSegment:
         """The next steps of all environments. They are there when this returns, on whatever stream they are used."""
         started = time.perf_counter()
         try:
-            self._run(1)
-            tensors = {field.name: getattr(self._record, field.name) for field in dataclasses.fields(TensorSegment)}
-            copies = {name: value.clone() for name, value in tensors.items() if isinstance(value, Tensor)}
+            with torch.cuda.stream(self._stream):
+                self._run(1)
+                copies = {name: value.clone() for name, value in vars(self._record).items() if isinstance(value, Tensor)}
             if self._stream is not None:
                 self._stream.synchronize()
         except Exception as error:
@@ -102,3 +102,17 @@ def _choose(acceleration: Acceleration, env: TensorEnv) -> Acceleration:
     if not env.is_capturable or env.device.type != "cuda":
         return "none"
     return "graph" if acceleration == "auto" else acceleration
+
+
+def _stream(device: torch.device, acceleration: Acceleration) -> torch.cuda.Stream | None:
+    """Its kernels are small and go before the learner's, which are large: so neither has to wait long.
+
+    What is not recorded may use streams of its own: it stays on the one that it began with.
+    """
+    if device.type != "cuda":
+        return None
+    if acceleration == "none":
+        return torch.cuda.current_stream(device)
+    own = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    own.wait_stream(torch.cuda.current_stream(device))
+    return own
