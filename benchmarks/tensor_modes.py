@@ -2,7 +2,8 @@
 
 The work of every run is the same: so many updates, each from 24 steps of all environments. Tc is the time to collect
 them without learning, Tl the time to learn without collecting; taking turns takes Tc + Tl, and the ideal is the longer
-of the two. The number of epochs is chosen so that the two are about equal, unless it is given.
+of the two. The number of epochs is chosen so that the two are about equal, unless it is given. How near the ideal one
+GPU can come is seen from two bare loops at once, one that collects and one that learns, with nothing between them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +22,16 @@ import torch
 import tyro
 
 from freerun.algorithms.ppo import PPO, PPOConfig
-from freerun.capture import Repeated
+from freerun.capture import Repeated, fused
 from freerun.collectors.tensor_rollout import TensorRollout
-from freerun.core import TensorSegment
+from freerun.core import Acceleration, TensorSegment
 from freerun.envs.drone_sim import RoughDroneSim
 from freerun.experiment import run
 from freerun.registry import make_config
 
 NUM_STEPS = 24
 MODES = ("sync", "batch", "continuous")
+BARE = ("collect", "learn", "at once")
 MOST_EPOCHS = 40
 
 
@@ -39,6 +43,8 @@ class Options:
     """hover, waypoint or explore."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     """Of simulator and learner."""
+    accelerations: tuple[Acceleration, ...] = ("graph", "compile")
+    """Kernels as they are, recorded as CUDA graphs; or fused as well."""
     num_updates: int = 100
     """Of every run."""
     num_epochs: int | None = None
@@ -69,55 +75,97 @@ def seconds_of(work: Any, device: str, times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def ppo_settings(options: Options, num_envs: int, num_epochs: int) -> dict[str, Any]:
-    return {
-        "num_epochs": num_epochs,
-        "minibatch_size": num_envs * NUM_STEPS // options.num_minibatches,
-        "hidden_sizes": options.hidden_sizes,
-    }
+@dataclass(frozen=True)
+class Case:
+    options: Options
+    num_envs: int
+    acceleration: Acceleration
+
+    def settings(self, num_epochs: int) -> dict[str, Any]:
+        return {
+            "num_epochs": num_epochs,
+            "minibatch_size": self.num_envs * NUM_STEPS // self.options.num_minibatches,
+            "hidden_sizes": self.options.hidden_sizes,
+            "acceleration": self.acceleration,
+        }
+
+    def make(self, num_epochs: int) -> tuple[PPO, TensorRollout]:
+        device = self.options.device
+        sim = RoughDroneSim(self.num_envs, device, self.options.task, stagger=True)
+        learner = PPO(sim.spec, PPOConfig(**self.settings(num_epochs)), 0, device, False)
+        rollout = TensorRollout(sim, learner.policy.on(sim.device, 0), NUM_STEPS, self.acceleration)
+        rollout.load(learner.policy.weights, 0)
+        return learner, rollout
 
 
-def parts(options: Options, num_envs: int) -> dict[str, float]:
-    """Seconds for a segment: of the simulator alone, and with the policy; and for an epoch of an update."""
-    sim = RoughDroneSim(num_envs, options.device, options.task, stagger=True)
-    action = torch.zeros((num_envs, 4), device=sim.device).uniform_(-1.0, 1.0)
+def lessons(learner: PPO, segment: TensorSegment) -> Callable[[], None]:
+    def learn() -> None:
+        learner.observe([segment])
+        learner.update(1, 0.0)
+
+    return learn
+
+
+def parts(case: Case) -> dict[str, float]:
+    """Seconds for a segment: of the simulator alone, and with the policy; and for an update of one epoch, and two."""
+    options = case.options
+    sim = RoughDroneSim(case.num_envs, options.device, options.task, stagger=True)
+    action = torch.zeros((case.num_envs, 4), device=sim.device).uniform_(-1.0, 1.0)
+    step = fused(sim.step, case.acceleration)
 
     def steps() -> None:
         for _ in range(NUM_STEPS):
-            sim.step(action)
+            step(action)
 
     alone = Repeated(steps, sim.device, (), "graph")
-    learner = PPO(sim.spec, PPOConfig(**ppo_settings(options, num_envs, 1)), 0, options.device, False)
-    rollout = TensorRollout(sim, learner.policy.on(sim.device, 0), NUM_STEPS)
-    rollout.load(learner.policy.weights, 0)
+    learner, rollout = case.make(1)
     segment = rollout.collect()
-
-    def learn() -> None:
-        learner.observe([segment])
-        learner.update(0, 0.0)
-
+    learner_of_two, _ = case.make(2)
     return {
         "simulator": seconds_of(lambda: alone(1), options.device, 10),
         "with policy": seconds_of(rollout.collect, options.device, 10),
-        "update of 1 epoch": seconds_of(learn, options.device, 5),
+        "update of 1 epoch": seconds_of(lessons(learner, segment), options.device, 5),
+        "update of 2 epochs": seconds_of(lessons(learner_of_two, segment), options.device, 5),
     }
 
 
-def seconds_of_learning(options: Options, num_envs: int, num_epochs: int, segment: TensorSegment) -> float:
-    sim = RoughDroneSim(1, options.device, options.task)
-    learner = PPO(sim.spec, PPOConfig(**ppo_settings(options, num_envs, num_epochs)), 0, options.device, False)
-
-    def learn() -> None:
-        learner.observe([segment])
-        learner.update(0, 0.0)
-
-    return seconds_of(learn, options.device, max(2, options.num_updates // 10)) * options.num_updates
+def balanced(found: dict[str, float]) -> int:
+    """So many epochs that learning takes about as long as collecting."""
+    an_epoch = found["update of 2 epochs"] - found["update of 1 epoch"]
+    return min(MOST_EPOCHS, max(1, 1 + round((found["with policy"] - found["update of 1 epoch"]) / an_epoch)))
 
 
-def seconds_of_run(options: Options, num_envs: int, num_epochs: int, mode: str) -> float:
+def bare_loops(case: Case, num_epochs: int) -> dict[str, float]:
+    """Seconds of collecting alone, of learning alone, and of both at once until both are through."""
+    device, times = case.options.device, case.options.num_updates
+    learner, rollout = case.make(num_epochs)
+    learn = lessons(learner, rollout.collect())
+    found = {
+        "collect": seconds_of(rollout.collect, device, times) * times,
+        "learn": seconds_of(learn, device, times) * times,
+    }
+
+    def learn_all() -> None:
+        with torch.cuda.stream(torch.cuda.Stream() if device.startswith("cuda") else None):
+            for _ in range(times):
+                learn()
+
+    thread = threading.Thread(target=learn_all)
+    synchronize(device)
+    began = time.perf_counter()
+    thread.start()
+    for _ in range(times):
+        rollout.collect()
+    thread.join()
+    synchronize(device)
+    return {**found, "at once": time.perf_counter() - began}
+
+
+def seconds_of_run(case: Case, num_epochs: int, mode: str) -> float:
     """Without the first updates, in which libraries load and graphs are recorded."""
+    options, num_envs = case.options, case.num_envs
     settings: dict[str, Any] = {
-        **ppo_settings(options, num_envs, num_epochs),
+        **case.settings(num_epochs),
         "env": "freerun/RoughDrone-v0",
         "env_args": {"task": options.task},
         "mode": mode,
@@ -136,30 +184,24 @@ def seconds_of_run(options: Options, num_envs: int, num_epochs: int, mode: str) 
     return (seconds[-1] - seconds[num_first - 1]) / (len(seconds) - num_first) * options.num_updates
 
 
-def collecting(options: Options, num_envs: int) -> tuple[float, TensorSegment]:
-    sim = RoughDroneSim(num_envs, options.device, options.task, stagger=True)
-    learner = PPO(sim.spec, PPOConfig(**ppo_settings(options, num_envs, 1)), 0, options.device, False)
-    rollout = TensorRollout(sim, learner.policy.on(sim.device, 0), NUM_STEPS)
-    rollout.load(learner.policy.weights, 0)
-    seconds = seconds_of(rollout.collect, options.device, options.num_updates) * options.num_updates
-    return seconds, rollout.collect()
-
-
-def measure(options: Options, num_envs: int) -> dict[str, Any]:
-    found = parts(options, num_envs)
-    num_epochs = options.num_epochs or min(
-        MOST_EPOCHS, max(1, round(found["with policy"] / found["update of 1 epoch"]))
-    )
-    print(f"{num_envs} drones: {found}, {num_epochs} epochs", flush=True)
-    runs: dict[str, list[float]] = {name: [] for name in ("collect", "learn", *MODES)}
-    for _ in range(options.repeats):
-        seconds, segment = collecting(options, num_envs)
-        runs["collect"].append(seconds)
-        runs["learn"].append(seconds_of_learning(options, num_envs, num_epochs, segment))
+def measure(case: Case) -> dict[str, Any]:
+    found = parts(case)
+    num_epochs = case.options.num_epochs or balanced(found)
+    print(f"{case.num_envs} drones, {case.acceleration}: {found}, {num_epochs} epochs", flush=True)
+    runs: dict[str, list[float]] = {name: [] for name in (*BARE, *MODES)}
+    for _ in range(case.options.repeats):
+        for name, seconds in bare_loops(case, num_epochs).items():
+            runs[name].append(seconds)
         for mode in MODES:
-            runs[mode].append(seconds_of_run(options, num_envs, num_epochs, mode))
+            runs[mode].append(seconds_of_run(case, num_epochs, mode))
         print({name: round(values[-1], 3) for name, values in runs.items()}, flush=True)
-    return {"num_envs": num_envs, "num_epochs": num_epochs, "parts": found, "runs": runs}
+    return {
+        "num_envs": case.num_envs,
+        "acceleration": case.acceleration,
+        "num_epochs": num_epochs,
+        "parts": found,
+        "runs": runs,
+    }
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -171,17 +213,19 @@ def markdown(results: dict[str, Any]) -> str:
         f"{NUM_STEPS} steps of all drones. Medians (lowest – highest) of interleaved runs; "
         "`benchmarks/tensor_modes.py` wrote this.",
         "",
-        "| drones | simulator alone, steps/s | and policy | epochs | Tc | Tl | sync | batch (v2) | continuous (v1) |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| drones | kernels | simulator alone, steps/s | and policy | epochs | Tc | Tl | two bare loops at once | sync "
+        "| batch (v2) | continuous (v1) |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in results["cases"]:
         per_segment = case["num_envs"] * NUM_STEPS
         steps = per_segment * results["num_updates"]
         runs = {name: statistics.median(values) for name, values in case["runs"].items()}
         ideal = max(runs["collect"], runs["learn"])
-        cells = [f"{case['num_envs']:,}", f"{per_segment / case['parts']['simulator']:,.0f}"]
+        cells = [f"{case['num_envs']:,}", case["acceleration"], f"{per_segment / case['parts']['simulator']:,.0f}"]
         cells += [f"{per_segment / case['parts']['with policy']:,.0f}", str(case["num_epochs"])]
         cells += [f"{runs[name]:.2f} s" for name in ("collect", "learn")]
+        cells.append(f"{runs['at once']:.2f} s, {ideal / runs['at once']:.0%} of the ideal")
         for mode in MODES:
             values = case["runs"][mode]
             cells.append(
@@ -205,7 +249,11 @@ def main() -> None:
         "hidden_sizes": list(options.hidden_sizes),
         "num_minibatches": options.num_minibatches,
         "num_updates": options.num_updates,
-        "cases": [measure(options, num_envs) for num_envs in options.num_envs],
+        "cases": [
+            measure(Case(options, num_envs, acceleration))
+            for acceleration in options.accelerations
+            for num_envs in options.num_envs
+        ],
     }
     print(markdown(results))
     if options.output is not None:

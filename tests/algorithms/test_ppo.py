@@ -54,7 +54,7 @@ def test_demand_counts_down_and_is_empty_when_met() -> None:
     assert not ppo.demand()
     ppo, rollout = make("toy_envs:OneBit", PPOConfig(steps_per_update=25))
     ppo.observe(episodes(rollout, 0, 2))
-    assert ppo.demand() == Demand(steps=5)
+    assert ppo.demand() == Demand(steps=5, next_steps=25)
     ppo.observe(episodes(rollout, 2, 1))
     assert not ppo.demand()
 
@@ -86,8 +86,10 @@ def updated_weights(lag: int, **options: Any) -> FloatArray:
 @pytest.mark.parametrize("lag", [0, 1])
 def test_decoupled_objective_is_plain_ppo_without_lag_and_only_then(lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decoupled = updated_weights(lag)
-    monkeypatch.setattr("freerun.algorithms.ppo.proximal_log_prob", lambda behaviour, *_: behaviour)
-    monkeypatch.setattr("freerun.algorithms.ppo.importance_weight", lambda behaviour, *_: torch.ones_like(behaviour))
+    monkeypatch.setattr("freerun.algorithms.lessons.proximal_log_prob", lambda behaviour, *_: behaviour)
+    monkeypatch.setattr(
+        "freerun.algorithms.lessons.importance_weight", lambda behaviour, *_: torch.ones_like(behaviour)
+    )
     assert np.array_equal(decoupled, updated_weights(lag)) == (lag == 0)
 
 

@@ -97,6 +97,16 @@ def test_demand_in_steps_becomes_episodes_by_their_length() -> None:
     taken(rounds)
 
 
+def test_the_rest_of_a_round_does_not_shrink_what_may_be_collected_ahead() -> None:
+    """A round of 1,000 steps is asked for in parts: the last of them are 100, but the next round is 1,000 again."""
+    rounds = Rounds(max_lag=1)
+    rounds.open(Demand(steps=1000, next_steps=1000))
+    assert len(finish(rounds, num_steps=50)) == FIRST_ROUND_EPISODES + 20
+    taken(rounds)
+    rounds.open(Demand(steps=100, next_steps=1000))  # two episodes more
+    assert len(finish(rounds, num_steps=50)) == 2
+
+
 def test_a_demand_in_steps_grants_nothing_ahead_before_lengths_are_known() -> None:
     rounds = Rounds(max_lag=4)
     rounds.open(Demand(steps=1000))

@@ -14,19 +14,13 @@ from torch import Tensor
 
 from freerun.algorithms.actor import NORMALIZED_LIMIT, Activation, ActorSpec, MLPActor
 from freerun.algorithms.batch import Batch, join, nothing
+from freerun.algorithms.lessons import Grid, Lesson, lesson_of_batch, lesson_of_grid
 from freerun.algorithms.networks import ActorCritic, heal, share_one_buffer
 from freerun.algorithms.normalization import RunningMoments
-from freerun.algorithms.returns import (
-    approx_kl,
-    clipped_objective,
-    gae,
-    importance_weight,
-    proximal_log_prob,
-    vtrace,
-)
+from freerun.algorithms.returns import approx_kl, clipped_objective
 from freerun.algorithms.sharing import JoinedRows, Size, average, first_episode, mean
 from freerun.algorithms.torch_actor import TorchActor, build
-from freerun.capture import Repeated
+from freerun.capture import Recorded, Repeated, fused
 from freerun.core import (
     Acceleration,
     Alone,
@@ -36,6 +30,7 @@ from freerun.core import (
     Metrics,
     Peers,
     Policy,
+    TensorSegment,
     UserError,
     callable_name,
 )
@@ -96,8 +91,8 @@ class PPOConfig:
     """For actions in a Box: the logarithm of their deviation before anything is learned. At 0 most actions of an
     environment with a range of ±1 are cut off at its ends, and -1 often learns more."""
     acceleration: Acceleration = "auto"
-    """On a GPU: record gradient steps as CUDA graphs (auto, graph), or do not (none). Updates of uneven size and
-    --target-kl go without."""
+    """On a GPU: record gradient steps as CUDA graphs (auto, graph), fuse their kernels too (compile: half a minute
+    before the first), or do neither (none). Updates of uneven size and --target-kl go without."""
     default_max_lag: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -118,17 +113,6 @@ class PPOConfig:
                 raise UserError(f"--{name.replace('_', '-')} must lie between 0 and 1, not {getattr(self, name)}")
         if self.learning_rate <= 0 or self.clip_range <= 0:
             raise UserError("--learning-rate and --clip-range must be above 0")
-
-
-class Lesson(NamedTuple):
-    """What an update learns from, by row; all but the networks' own output stays as it is meanwhile."""
-
-    obs: Tensor
-    action: Tensor
-    proximal: Tensor
-    weight: Tensor
-    advantage: Tensor
-    target: Tensor
 
 
 class Desk(NamedTuple):
@@ -188,6 +172,8 @@ class PPO:
         learning_rate = torch.tensor(config.learning_rate, device=self._device) if captures else config.learning_rate
         self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=captures)
         self._desk: Desk | None = None
+        self._prepare = Recorded(self._lesson_and_value, self._device, self._acceleration)
+        self._fused_losses = fused(self._losses_of_rows, self._acceleration)
         self._num_bad = torch.zeros(1, device=self._device)  # gradients that were not finite
         self._obs_moments = RunningMoments((spec.obs_size,))
         self._return_moments = RunningMoments()
@@ -199,7 +185,7 @@ class PPO:
         if self.config.episodes_per_update is not None:
             return Demand(episodes=max(0, self.config.episodes_per_update - len(self._sizes)))
         steps = self.config.steps_per_update or DEFAULT_STEPS_PER_UPDATE
-        return Demand(steps=max(0, steps - sum(size.num_steps for size in self._sizes)))
+        return Demand(steps=max(0, steps - sum(size.num_steps for size in self._sizes)), next_steps=steps)
 
     def observe(self, segments: Sequence[AnySegment]) -> None:
         self._segments.extend(segments)
@@ -207,39 +193,45 @@ class PPO:
         self._sizes.extend(size for sizes in self._peers.gather(mine) for size in sizes)
 
     def update(self, version: int, progress: float) -> Metrics:
-        batch = join(self._segments or [self._nothing], self._device)
-        joined = JoinedRows(self._peers, self._sizes, self._device)
+        segments, joined = self._segments, JoinedRows(self._peers, self._sizes, self._device)
         self._segments, self._sizes = [], []
         if self.config.anneal_learning_rate:
             self._set_learning_rate(self.config.learning_rate * (1 - progress))
-        metrics = self._learn(batch, joined, version - batch.version)
+        obs, lesson, value = self._read(segments, version)
+        metrics = self._learn(lesson, value, joined)
         if self.config.normalize_obs:
             # Only now: acting and learning of one version must see the same statistics, or the ratio is not 1.
-            self._update_obs_moments(batch.obs)
+            self._update_obs_moments(obs)
         self._net.export(self.policy)
         return metrics
 
-    def _learn(self, batch: Batch, joined: JoinedRows, lag: Tensor) -> Metrics:
-        config, net = self.config, self._net
-        obs = net.normalize(batch.obs)
-        action, behaviour = batch.action, batch.log_prob
-        with torch.no_grad():
-            value = net.value(obs)
-            proximal = behaviour
-            if lag.any():
-                proximal = proximal_log_prob(behaviour, net.log_prob(net.actor(obs), action), lag)
-            limit = 1.0 if config.lag_correction == "vtrace" else config.max_importance_weight
-            weight = importance_weight(proximal, behaviour, limit)
-            advantage, target = self._advantage(batch, value, weight)
-            advantage_of_all, target_of_all, value_of_all = joined.join(torch.stack([advantage, target, value]))
-        lesson = Lesson(obs, action, proximal, weight, advantage, target)
-        if self._can_capture(len(batch)):
+    def _read(self, segments: Sequence[AnySegment], version: int) -> tuple[Tensor, Lesson, Tensor]:
+        """The observations as they came, what to learn, and the values before."""
+        tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
+        if tensors and not self.config.normalize_reward:
+            grid = Grid.of(tensors, self._device, version)
+            *lesson, value = self._prepare(*grid)
+            return grid.obs.flatten(0, 1).flatten(1), Lesson(*lesson), value
+        batch = join(segments or [self._nothing], self._device)
+        return batch.obs, *lesson_of_batch(self._net, self.config, batch, self._scaled_reward(batch), version)
+
+    def _lesson_and_value(self, *grid: Tensor) -> tuple[Tensor, ...]:
+        lesson, value = lesson_of_grid(self._net, self.config, Grid(*grid))
+        return *lesson, value
+
+    def _learn(self, lesson: Lesson, value: Tensor, joined: JoinedRows) -> Metrics:
+        net = self._net
+        advantage_of_all, target_of_all, value_of_all = joined.join(
+            torch.stack([lesson.advantage, lesson.target, value])
+        )
+        num_rows = len(lesson.obs)
+        if self._can_capture(num_rows):
             measured, num_gradient_steps = self._replay(lesson)
         else:
             measured, num_gradient_steps = self._study(lesson, joined, advantage_of_all)
         with torch.no_grad():
-            entropy = mean(net.entropy(net.actor(obs[:ENTROPY_ROWS])))
-            average(self._peers, entropy, len(batch) / joined.total)
+            entropy = mean(net.entropy(net.actor(lesson.obs[:ENTROPY_ROWS])))
+            average(self._peers, entropy, num_rows / joined.total)
             explained = 1 - (target_of_all - value_of_all).var() / (target_of_all.var() + 1e-8)
         policy_loss, value_loss, kl, clipped, entropy_now, explained_variance, num_bad = torch.cat(
             [measured, torch.stack([entropy, explained]), self._num_bad]
@@ -343,12 +335,15 @@ class PPO:
         self._gradient_step(len(order))
         return desk.sums / len(order), len(order)
 
+    def _losses_of_rows(self, rows: Tensor, *lesson: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self._losses(*(part[rows] for part in lesson))
+
     def _step_at_desk(self) -> None:
         """The next minibatch: which one it is, only the device knows."""
         assert self._desk is not None
         lesson, order, cursor, sums = self._desk
         rows = order.index_select(0, cursor).squeeze(0)
-        loss, policy_loss, value_loss, log_ratio = self._losses(*(part[rows] for part in lesson))
+        loss, policy_loss, value_loss, log_ratio = self._fused_losses(rows, *lesson)
         self._step(loss)
         sums += torch.cat([torch.stack([policy_loss, value_loss]), self._moved(log_ratio)])
         cursor += 1
@@ -362,29 +357,6 @@ class PPO:
         heal(gradient, self._num_bad)
         gradient *= (self.config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
         self._optimizer.step()
-
-    def _advantage(self, batch: Batch, value: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and value targets: worked out over time, [T, B], then back to flat rows."""
-        config = self.config
-        if not len(value):
-            self._scaled_reward(batch)  # the others wait for this learner's part of the moments
-            return value, value
-        rows, mask = batch.rows, batch.mask
-        next_value = torch.zeros_like(value)
-        inner = mask[:-1] & mask[1:]
-        next_value[rows[:-1][inner]] = value[rows[1:][inner]]
-        next_value[batch.boundary] = self._net.value(self._net.normalize(batch.boundary_next_obs))
-        reward = self._scaled_reward(batch)[rows]
-        terminated, ended = batch.terminated[rows], batch.ended[rows] | ~mask
-        ended[:-1] |= ~mask[1:]  # a segment may end before its episode: nothing flows back from beyond
-        steps = (reward, value[rows], next_value[rows], terminated, ended)
-        if config.lag_correction == "vtrace":
-            advantage, correction = vtrace(*steps, weight[rows], config.gamma, config.gae_lambda)
-        else:
-            advantage = correction = gae(*steps, config.gamma, config.gae_lambda)
-        flat = torch.empty((2, *value.shape), dtype=value.dtype, device=value.device)
-        flat[:, rows[mask]] = torch.stack([advantage[mask], correction[mask]])
-        return flat[0], flat[1] + value
 
     def _scaled_reward(self, batch: Batch) -> Tensor:
         if not self.config.normalize_reward:

@@ -64,7 +64,9 @@ class TensorRollout:
         try:
             with torch.cuda.stream(self._stream):
                 self._run(1)
-                copies = {name: value.clone() for name, value in vars(self._record).items() if isinstance(value, Tensor)}
+                copies = {
+                    name: value.clone() for name, value in vars(self._record).items() if isinstance(value, Tensor)
+                }
             if self._stream is not None:
                 self._stream.synchronize()
         except Exception as error:
