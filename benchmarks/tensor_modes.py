@@ -49,8 +49,8 @@ class Options:
     """Of every run."""
     num_epochs: int | None = None
     """Passes over the data of an update."""
-    num_minibatches: int = 4
-    """In each pass."""
+    num_minibatches: tuple[int, ...] = (4, 16)
+    """In each pass: few large ones fill a GPU, many small ones leave room on it."""
     hidden_sizes: tuple[int, ...] = (128, 128)
     """Of policy and value function."""
     repeats: int = 3
@@ -80,11 +80,12 @@ class Case:
     options: Options
     num_envs: int
     acceleration: Acceleration
+    num_minibatches: int
 
     def settings(self, num_epochs: int) -> dict[str, Any]:
         return {
             "num_epochs": num_epochs,
-            "minibatch_size": self.num_envs * NUM_STEPS // self.options.num_minibatches,
+            "minibatch_size": self.num_envs * NUM_STEPS // self.num_minibatches,
             "hidden_sizes": self.options.hidden_sizes,
             "acceleration": self.acceleration,
         }
@@ -146,7 +147,8 @@ def bare_loops(case: Case, num_epochs: int) -> dict[str, float]:
     }
 
     def learn_all() -> None:
-        with torch.cuda.stream(torch.cuda.Stream() if device.startswith("cuda") else None):
+        own = torch.cuda.Stream() if device.startswith("cuda") else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(own):
             for _ in range(times):
                 learn()
 
@@ -187,7 +189,7 @@ def seconds_of_run(case: Case, num_epochs: int, mode: str) -> float:
 def measure(case: Case) -> dict[str, Any]:
     found = parts(case)
     num_epochs = case.options.num_epochs or balanced(found)
-    print(f"{case.num_envs} drones, {case.acceleration}: {found}, {num_epochs} epochs", flush=True)
+    print(f"{case}: {found}, {num_epochs} epochs", flush=True)
     runs: dict[str, list[float]] = {name: [] for name in (*BARE, *MODES)}
     for _ in range(case.options.repeats):
         for name, seconds in bare_loops(case, num_epochs).items():
@@ -198,6 +200,7 @@ def measure(case: Case) -> dict[str, Any]:
     return {
         "num_envs": case.num_envs,
         "acceleration": case.acceleration,
+        "num_minibatches": case.num_minibatches,
         "num_epochs": num_epochs,
         "parts": found,
         "runs": runs,
@@ -209,12 +212,11 @@ def markdown(results: dict[str, Any]) -> str:
         "# RoughDrone as tensors",
         "",
         f"{results['machine']}, torch {results['torch']}; task {results['task']}, PPO with {results['hidden_sizes']} "
-        f"hidden units, {results['num_minibatches']} minibatches an epoch, {results['num_updates']} updates of "
-        f"{NUM_STEPS} steps of all drones. Medians (lowest – highest) of interleaved runs; "
-        "`benchmarks/tensor_modes.py` wrote this.",
+        f"hidden units, {results['num_updates']} updates of {NUM_STEPS} steps of all drones. Medians (lowest – "
+        "highest) of interleaved runs; `benchmarks/tensor_modes.py` wrote this.",
         "",
-        "| drones | kernels | simulator alone, steps/s | and policy | epochs | Tc | Tl | two bare loops at once | sync "
-        "| batch (v2) | continuous (v1) |",
+        "| drones | kernels | simulator alone, steps/s | and policy | epochs × minibatches | Tc | Tl "
+        "| two bare loops at once | sync | batch (v2) | continuous (v1) |",
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in results["cases"]:
@@ -223,7 +225,10 @@ def markdown(results: dict[str, Any]) -> str:
         runs = {name: statistics.median(values) for name, values in case["runs"].items()}
         ideal = max(runs["collect"], runs["learn"])
         cells = [f"{case['num_envs']:,}", case["acceleration"], f"{per_segment / case['parts']['simulator']:,.0f}"]
-        cells += [f"{per_segment / case['parts']['with policy']:,.0f}", str(case["num_epochs"])]
+        cells += [
+            f"{per_segment / case['parts']['with policy']:,.0f}",
+            f"{case['num_epochs']} × {case['num_minibatches']}",
+        ]
         cells += [f"{runs[name]:.2f} s" for name in ("collect", "learn")]
         cells.append(f"{runs['at once']:.2f} s, {ideal / runs['at once']:.0%} of the ideal")
         for mode in MODES:
@@ -247,12 +252,12 @@ def main() -> None:
         "torch": torch.__version__,
         "task": options.task,
         "hidden_sizes": list(options.hidden_sizes),
-        "num_minibatches": options.num_minibatches,
         "num_updates": options.num_updates,
         "cases": [
-            measure(Case(options, num_envs, acceleration))
+            measure(Case(options, num_envs, acceleration, num_minibatches))
             for acceleration in options.accelerations
             for num_envs in options.num_envs
+            for num_minibatches in options.num_minibatches
         ],
     }
     print(markdown(results))

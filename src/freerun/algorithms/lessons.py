@@ -58,7 +58,7 @@ class Grid(NamedTuple):
         lags = [
             torch.full((segment.reward.shape[1],), version - segment.version, device=device) for segment in segments
         ]
-        return cls(*(beside(name) for name in cls._fields[:-1]), torch.cat(lags))
+        return cls(**{name: beside(name) for name in cls._fields[:-1]}, lag=torch.cat(lags))
 
 
 @torch.no_grad()

@@ -321,15 +321,16 @@ class PPO:
         order = torch.stack(list(self._minibatches(len(lesson.obs))))
         if self._desk is None or self._desk.order.shape != order.shape:
             self._desk = Desk(
-                Lesson(*(part.clone() for part in lesson)),
-                order.clone(),
+                lesson,
+                order,
                 torch.zeros(1, dtype=torch.int64, device=self._device),
                 torch.zeros(4, device=self._device),
             )
             self._gradient_step = Repeated(self._step_at_desk, self._device, (), self._acceleration)
         desk = self._desk
         for kept, part in zip((*desk.lesson, desk.order), (*lesson, order), strict=True):
-            kept.copy_(part)
+            if kept is not part:
+                kept.copy_(part)
         desk.cursor.zero_()
         desk.sums.zero_()
         self._gradient_step(len(order))
