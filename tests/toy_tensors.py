@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,20 @@ def build(
     name: str, num_envs: int, device: str, seed: int, fail_after: int | None = None, reports_final_obs: bool = True
 ) -> Any:
     return Counting(num_envs, device, fail_after, reports_final_obs)
+
+
+class Elsewhere(Counting):
+    """One of two that are simulated elsewhere: its first step needs the other's at the same time."""
+
+    is_elsewhere = True
+    meeting = threading.Barrier(2, timeout=30)
+
+    def step(self, action: Tensor) -> TensorStep:
+        if not hasattr(self, "_has_met"):
+            self.meeting.wait()
+            self._has_met = True
+        return super().step(action)
+
+
+def build_elsewhere(name: str, num_envs: int, device: str, seed: int) -> Elsewhere:
+    return Elsewhere(num_envs, device, None, reports_final_obs=True)

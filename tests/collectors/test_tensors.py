@@ -179,6 +179,16 @@ def test_collectors_share_the_environments(counting: str, run_dir: Path) -> None
     assert set(summary["ledger"]["episodes_by_length"]) == {"2", "3", "4"}
 
 
+def test_simulators_that_are_elsewhere_are_stepped_at_the_same_time(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(envs.TENSOR_ENVS, "toy/Elsewhere-v0", "toy_tensors:build_elsewhere")
+    options = {**SMALL, "mode": "continuous", "num_collectors": 2, "collection_batch_size": 12, "max_queue_size": 4}
+    summary = freerun.train("toy/Elsewhere-v0", **options, total_steps=600, run_dir=run_dir).summary
+    assert summary["num_workers"] == 2
+    assert summary["env_steps"] >= 600
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -145,7 +145,7 @@ class TensorBatch(TensorCollector):
         self._max_lag = settings.max_lag
         self._queue_size = config.max_queue_size
         self._queue: deque[tuple[int, TensorSegment]] = deque()
-        self._begun = self._taken = self._granted = 0  # segments
+        self._begun = self._taken = self._granted = self._under_way = 0  # segments
         self._newest: tuple[FloatArray, int] | None = None
         self._ended = False
         self._failure: BaseException | None = None
@@ -180,15 +180,23 @@ class TensorBatch(TensorCollector):
     # ------------------------------------------------------------------------------------------ the simulator's thread
 
     def beside(self, learn: Callable[[], None]) -> None:
-        learner = threading.Thread(target=self._learn, args=(learn,), name="freerun-learner")
-        learner.start()
+        """Simulators that are elsewhere are waited for by threads of their own, so that none waits for another."""
+        workers = range(self.num_workers)
+        elsewhere = [worker for worker in workers if getattr(self._rollouts[worker].env, "is_elsewhere", False)]
+        here = [worker for worker in workers if worker not in elsewhere]
+        threads = [threading.Thread(target=self._learn, args=(learn,), name="freerun-learner")]
+        threads += [threading.Thread(target=self._follow, args=(worker,)) for worker in elsewhere]
+        for thread in threads:
+            thread.start()
         try:
-            self._drive()
+            if here:
+                self._drive(here)
         except BaseException as failure:
             self._end(failure)
             raise
         finally:
-            learner.join()
+            for thread in threads:
+                thread.join()
         if self._failure is not None:
             raise self._failure
 
@@ -211,31 +219,39 @@ class TensorBatch(TensorCollector):
             self._failure = self._failure or failure
             self._changed.notify_all()
 
-    def _drive(self) -> None:
-        while self._wait_for_room():
+    def _follow(self, worker: int) -> None:
+        try:
+            self._drive([worker])
+        except BaseException as failure:  # raised again by `beside`
+            self._end(failure)
+
+    def _drive(self, workers: Sequence[int]) -> None:
+        while self._wait_for_room(len(workers)):
             assert self._newest is not None
             newest = self._newest
-            for worker, rollout in enumerate(self._rollouts):
+            for worker in workers:
+                rollout = self._rollouts[worker]
                 self._tracks.enter(worker, State.BUSY)
                 rollout.load(*newest)
                 self._put(worker, rollout.collect())
                 # Until there is room again; where there are several, until it is its turn.
                 self._tracks.enter(worker, State.WAITING_FOR_SLOT)
 
-    def _wait_for_room(self) -> bool:
+    def _wait_for_room(self, num_segments: int) -> bool:
         """Until the next segments may begin; False when the learner has ended."""
+
+        def has_room() -> bool:
+            filled = len(self._queue) + self._under_way + num_segments
+            return self._begun < self._granted and filled <= max(self._queue_size, num_segments)
+
         with self._changed:
             if self.drops:
                 self._changed.wait_for(lambda: self._newest is not None or self._ended)
                 self._changed.wait_for(lambda: len(self._queue) < self._queue_size or self._ended, REFRESH_SECONDS)
             else:
-                self._changed.wait_for(
-                    lambda: (
-                        self._ended
-                        or (self._begun < self._granted and len(self._queue) + self.num_workers <= self._queue_size)
-                    )
-                )
-            self._begun += self.num_workers
+                self._changed.wait_for(lambda: self._ended or has_room())
+            self._begun += num_segments
+            self._under_way += num_segments
             return not self._ended
 
     def _put(self, worker: int, segment: TensorSegment) -> None:
@@ -243,6 +259,7 @@ class TensorBatch(TensorCollector):
             if len(self._queue) == self._queue_size:
                 self._drop(*self._queue.popleft())
             self._queue.append((worker, segment))
+            self._under_way -= 1
             self._changed.notify_all()
 
     def _drop(self, worker: int, segment: TensorSegment) -> None:

@@ -28,6 +28,7 @@ class IsaacLabProcess:
     """A `core.TensorEnv` whose steps are taken elsewhere."""
 
     is_capturable = False
+    is_elsewhere = True
 
     def __init__(self, task: str, num_envs: int | None, device: str, seed: int, headless: bool = True, **settings: Any):
         import torch.multiprocessing  # teaches pipes to carry tensors
