@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from typing import Any
 
+import psutil
+
 from freerun import learners
+from freerun.adapting.options import AdaptConfig
 from freerun.config import DEFAULT_TOTAL_STEPS, TrainConfig
 from freerun.core import UserError
 from freerun.envs.isaac_launch import is_isaac_task, resolve
@@ -14,6 +18,9 @@ from freerun.making import is_tensors
 from freerun.registry import MODES, lookup
 
 logger = logging.getLogger("freerun")
+
+WORKERS_PER_CORE, MOST_WORKERS, WORKER_BYTES = 32, 256, 100_000_000
+"""As far as --adapt goes if nobody says how far; and no further than there is memory for."""
 
 
 def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
@@ -31,6 +38,9 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     elif config.num_workers is None:
         one_per_core = max(learners.default_num_workers(), changes["num_learners"])
         changes["num_workers"] = 1 if config.mode == "sequential" else config.collector.num_workers or one_per_core
+    if config.adapting.adapt:
+        num_workers = changes.get("num_workers", config.num_workers) or 1
+        changes["adapting"] = _adapting(config, num_workers, changes["num_learners"])
     if config.device == "auto":
         import torch
 
@@ -46,6 +56,27 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     if changes["num_learners"] > 1:
         changes["algorithm"] = _for_several(changes["algorithm"], changes.get("device", config.device))
     return dataclasses.replace(config, **changes)
+
+
+def _adapting(config: TrainConfig[Any, Any], num_workers: int, num_learners: int) -> AdaptConfig:
+    """How far --adapt may go, with what was left open; refuses what it cannot move."""
+    able = [name for name, mode in MODES.items() if mode.adapts]
+    if config.mode not in able or is_tensors(config):
+        what = "environments that are tensors" if is_tensors(config) else f"--mode {config.mode}"
+        raise UserError(f"--adapt finds nothing to move in {what}: leave it out, or choose one of {', '.join(able)}")
+    if num_learners > 1:
+        raise UserError("--adapt tunes a run with one learner: leave --num-learners out")
+    bounds = config.adapting
+    if config.mode == "batch":
+        if bounds.adapt_max_workers is not None:
+            raise UserError("--mode batch has one collector, whatever --adapt does: leave --adapt-max-workers out")
+        return bounds
+    in_memory = psutil.virtual_memory().available // WORKER_BYTES
+    derived = min(MOST_WORKERS, WORKERS_PER_CORE * (os.cpu_count() or 1), in_memory)
+    most = bounds.adapt_max_workers or max(num_workers, derived)
+    if most < num_workers:
+        raise UserError(f"--adapt-max-workers {most} is less than the {num_workers} that the run starts with: raise it")
+    return dataclasses.replace(bounds, adapt_max_workers=most)
 
 
 def _for_tensors(collector: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 import tyro
 
+from freerun.adapting.options import AdaptConfig
 from freerun.core import Demand, UserError
 from freerun.persistence.keeper import Interval
 from freerun.telemetry.tracking import TrackingConfig
@@ -86,6 +87,7 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     collector: tyro.conf.OmitArgPrefixes[ModeConfig]
     cyber: tyro.conf.OmitArgPrefixes[CyberConfig] = field(default_factory=CyberConfig)
     tracking: tyro.conf.OmitArgPrefixes[TrackingConfig] = field(default_factory=TrackingConfig)
+    adapting: tyro.conf.OmitArgPrefixes[AdaptConfig] = field(default_factory=AdaptConfig)
     algo: str = "ppo"
     """The learning algorithm; `freerun list` names them."""
     mode: str = "freerun"
@@ -175,3 +177,5 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
             raise UserError(
                 "--deterministic needs --max-lag 0: with lag, which weights chose a step depends on the clock"
             )
+        if self.deterministic and self.adapting.adapt:
+            raise UserError("--adapt goes by the clock, which --deterministic must not: leave one of them out")

@@ -486,6 +486,8 @@ class State(IntEnum):
     """A worker that steps together with others: the slowest of them, or the learner, is not done yet."""
     RESTARTING = 5
     """A worker: from its end until its successor is ready."""
+    PARKED = 6
+    """A worker: --adapt does without it for now."""
 
 
 class Tracks(Protocol):
@@ -525,6 +527,29 @@ class Renewable(Collector, Protocol):
     def renew(self, start: Start) -> None:
         """Begin another training: its episodes are numbered from here on."""
         ...
+
+
+@dataclass(frozen=True)
+class Dial:
+    """A setting that can be turned while a run goes on."""
+
+    name: str
+    read: Callable[[], float]
+    turn: Callable[[float], None]
+    """May return before all of it has come into force."""
+    low: float
+    high: float
+    is_whole: bool = True
+    is_settled: Callable[[], bool] = lambda: True
+    """Whether the last turn has come into force."""
+    between_updates: bool = False
+    """Only the learner may turn it, and only between two updates."""
+
+
+class Adjustable(Collector, Protocol):
+    """A mode of which something can be moved while it runs: what --adapt needs."""
+
+    def dials(self) -> list[Dial]: ...
 
 
 class Driven(Collector, Protocol):
@@ -597,6 +622,17 @@ class MetricSink(Protocol):
 
 
 @dataclass(frozen=True)
+class Room:
+    """Upper bounds of what --adapt may move of a mode."""
+
+    most_workers: int
+    most_envs_per_worker: int = 1
+    most_queue_size: int | None = None
+    """Derived from the configured one if None."""
+    most_collection_batch: int | None = None
+
+
+@dataclass(frozen=True)
 class CollectorSettings:
     """What every mode is built with."""
 
@@ -616,3 +652,10 @@ class CollectorSettings:
     acceleration: Acceleration = "auto"
     """On a GPU, of environments that are tensors: as that of the algorithm."""
     start: Start = field(default_factory=Start)
+    room: Room | None = None
+    """With --adapt: how far a mode may be moved while it runs."""
+
+    @property
+    def most_workers(self) -> int:
+        """That there may ever be: episodes are dealt out to so many, and memory is there for so many."""
+        return self.num_workers if self.room is None else max(self.num_workers, self.room.most_workers)

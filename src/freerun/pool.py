@@ -10,13 +10,15 @@ import gymnasium
 
 from freerun.collectors.joint import Joint, share_of_start
 from freerun.config import NoOptions, TrainConfig
-from freerun.core import Algorithm, Alone, Collector, CollectorSettings, Peers, Renewable, SharedSeed, Start
+from freerun.core import Algorithm, Alone, Collector, CollectorSettings, Peers, Renewable, Room, SharedSeed, Start
 from freerun.envs.gymnasium import EnvName, GymnasiumFactory
 from freerun.envs.tensors import TensorEnvs
 from freerun.persistence.incidents import IncidentFile
 from freerun.registry import MODES, WORKER_MODULES, lookup
 from freerun.transport import processes
 from freerun.transport.tracks import Tracks
+
+DEFAULT_MOST_ENVS_PER_WORKER = 8
 
 
 class Pool:
@@ -45,12 +47,14 @@ class Pool:
 
     def _start(self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: Start, peers: Peers) -> Renewable:
         num_workers = config.num_workers or 1
+        room = room_for(config)
+        num_tracks = num_workers if room is None else room.most_workers
         if not isinstance(self.factory, TensorEnvs):  # before anything starts the fork server, which looks only then
             processes.preload(worker_modules(config.env))
         stages: Mapping[str, Any] = getattr(algorithm, "stages", {})
-        names = [*(f"worker {worker}" for worker in range(num_workers)), "learner", *stages]
+        names = [*(f"worker {worker}" for worker in range(num_tracks)), "learner", *stages]
         self.tracks = Tracks(processes.context(), names)
-        for track, stage in enumerate(stages.values(), start=num_workers + 1):
+        for track, stage in enumerate(stages.values(), start=num_tracks + 1):
             stage.note = functools.partial(self.tracks.enter, track)
         settings = CollectorSettings(
             num_workers,
@@ -64,6 +68,7 @@ class Pool:
             self.incidents,
             config.algorithm.acceleration,
             start if peers.count == 1 else share_of_start(start, peers),
+            room,
         )
         mode = lookup("mode", config.mode, MODES)
         if isinstance(self.factory, TensorEnvs):
@@ -78,6 +83,19 @@ class Pool:
         if self._collector is not None:
             self._collector.close()
         self.incidents.close()
+
+
+def room_for(config: TrainConfig[Any, Any]) -> Room | None:
+    """How far a mode may be moved while it runs, with --adapt."""
+    bounds = config.adapting
+    if not bounds.adapt:
+        return None
+    has_one = config.mode == "batch"
+    return Room(
+        1 if has_one else bounds.adapt_max_workers or 1,
+        bounds.adapt_max_envs_per_worker or DEFAULT_MOST_ENVS_PER_WORKER,
+        bounds.adapt_max_queue_size,
+    )
 
 
 def worker_modules(env: EnvName) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -16,9 +17,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from freerun.adapting.adapter import FILE_NAME as ADAPTING
+from freerun.adapting.adapter import Adapter
+from freerun.adapting.rules import Circumstances
 from freerun.collectors.trials import Trials
 from freerun.config import TrainConfig
-from freerun.core import Algorithm, Collector, Counts, Gauge, MetricSink, Policy, Start, UserError
+from freerun.core import Algorithm, Collector, Counts, Dial, Gauge, MetricSink, Policy, Start, UserError
 from freerun.making import make_factory
 from freerun.persistence import origin
 from freerun.persistence.checkpoint import Checkpoint, Checkpoints
@@ -77,6 +81,7 @@ class Recorder:
         self._folder = folder
         self._is_follower = is_follower
         self._kept_settings = without_secrets({**run.settings, "run_dir": None})
+        self._dials: list[Dial] = []
         self.page: str | None = None
         """Address of the web page that shows the run, with --watch."""
         self.is_kept = True
@@ -123,16 +128,49 @@ class Recorder:
         timeline = Timeline(folder.timeline_path, run.tracks, run.collector.counts, machine)
         stack.callback(_write_trace, folder)
         stack.callback(timeline.close)
-        self.shares = Shares(config.num_workers or 1, run.tracks)
+        num_workers = len(run.tracks.workers)
+        self.shares = Shares(num_workers, run.tracks)
+        if config.adapting.adapt:
+            adapter = self._adapter(machine, num_workers, resumed)
+            self.shares = Shares(num_workers, run.tracks, lambda: run.collector.num_workers)
+            self.sinks.append(adapter)
+            self.gauges.append(adapter)
         closing = [part.close for part in self._lines.values()] + [part.close for part in self.sinks]
         for close in closing + [part.close for part in self.gauges]:
             stack.callback(close)
+
+    def _adapter(self, machine: Machine, num_workers: int, resumed: Checkpoint | None) -> Adapter:
+        """What moves the run from now on; one that was adapted before goes on with the values that it had."""
+        from freerun.algorithms.dials import dials_of
+
+        run, config = self._run, self._run.config
+        bounds = config.adapting
+        learning = dials_of(run.algorithm, bounds.adapt_max_minibatch, bounds.adapt_min_update_ratio)
+        dials = [*run.collector.dials(), *learning]  # type: ignore[attr-defined]
+        self._dials = dials
+        adapted = resumed.state.get("adapted", {}) if resumed is not None else {}
+        for dial in dials:
+            if dial.name in adapted:
+                dial.turn(min(dial.high, max(dial.low, adapted[dial.name])))
+        return Adapter(
+            dials,
+            Circumstances(os.cpu_count() or 1, config.algorithm.default_max_lag if config.max_lag is None else None),
+            config.adapting.adapt_window,
+            run.collector.counts,
+            run.tracks,
+            num_workers,
+            lambda: machine.read(0).get("cpu_percent", 0.0),
+            self._folder.path / ADAPTING,
+        )
 
     def _state(self, metrics: Mapping[str, float]) -> tuple[dict[str, Any], bytes] | None:
         if self._is_follower:
             return None
         run = self._run
-        return _state(self._kept_settings, run.algorithm, run.ledger, run.collector.counts(), self._lines, metrics)
+        kept = _state(self._kept_settings, run.algorithm, run.ledger, run.collector.counts(), self._lines, metrics)
+        if kept is not None and self._dials:
+            kept[0]["adapted"] = {dial.name: dial.read() for dial in self._dials}
+        return kept
 
     def stoppable(self) -> AbstractContextManager[Any]:
         """Within it, Ctrl-C and SIGTERM let the update finish; a second one ends at once."""
@@ -151,6 +189,7 @@ class Recorder:
             **{name: run.settings[name] for name in names},
             "startup_seconds": run.startup_seconds,
             **_figures(run.ledger, run.collector.counts(), run.incidents.by_kind, wall_seconds),
+            **({"adapted": {dial.name: dial.read() for dial in self._dials}} if self._dials else {}),
             "advice": self._recent.advice(),
         }
         has_checkpoint = self._keeper.keep()

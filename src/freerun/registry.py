@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 import typeguard
 
+from freerun.adapting.options import AdaptConfig
 from freerun.config import CyberConfig, TrainConfig
 from freerun.core import UserError, callable_name
 from freerun.envs.tensors import is_only_tensors
@@ -31,6 +32,9 @@ class Entry:
     """Of a mode: collectors go on whatever the learner does, so no limit to the lag can be kept."""
     whole_episodes: bool = True
     """Of a mode: it can hand over whole episodes, which is what --deterministic compares."""
+
+    adapts: bool = False
+    """Of a mode: some of it can be moved while it runs (--adapt)."""
 
     for_tensors: str | None = None
     """Of a mode: the same for environments that are tensors."""
@@ -79,15 +83,18 @@ MODES = {
     "pipes": Entry(
         "freerun.collectors.pipes:Pipes",
         "persistent workers, a pipe each: whole episodes, handed over as each finishes",
+        adapts=True,
     ),
     "executor": Entry(
         "freerun.collectors.executor:Executor",
         "a ProcessPoolExecutor kept warm: whole episodes, handed over as each finishes",
+        adapts=True,
     ),
     "freerun": Entry(
         "freerun.collectors.freerun:Freerun",
         "persistent workers that write into shared memory and wait for nobody: the fastest on one machine",
         config="freerun.collectors.freerun:FreerunConfig",
+        adapts=True,
     ),
     "ray": Entry(
         "freerun.collectors.ray:RayActors",
@@ -100,6 +107,7 @@ MODES = {
         config="freerun.collectors.continuous:ContinuousConfig",
         never_waits=True,
         whole_episodes=False,
+        adapts=True,
         for_tensors="freerun.collectors.tensors:TensorStream",
     ),
     "batch": Entry(
@@ -107,6 +115,7 @@ MODES = {
         "one collector gathers the next batch of steps while the learner works on the last; drops nothing (alias v2)",
         config="freerun.collectors.batch:BatchConfig",
         whole_episodes=False,
+        adapts=True,
         for_tensors="freerun.collectors.tensors:TensorBatch",
     ),
 }
@@ -121,8 +130,9 @@ MODE_FOR_TENSORS = "batch"
 """The default for environments that the usual one cannot step."""
 ALIASES = {"v1": "continuous", "v2": "batch"}
 """Other names of modes; config.json records the real one."""
-PARTS = ("algorithm", "collector", "cyber", "tracking")
-"""Settings of the algorithm, of the mode, of some environments and of trackers; users see one flat list of names."""
+PARTS = ("algorithm", "collector", "cyber", "tracking", "adapting")
+"""Settings of the algorithm, of the mode, of some environments, of trackers and of --adapt; users see one flat list of
+names."""
 PATHS = ("run_dir", "cyborg_path", "workflows")
 # What workers need; none of it may import torch (a test looks).
 WORKER_MODULES = (
@@ -167,7 +177,7 @@ def mode_name(options: Mapping[str, Any]) -> str:
 
 def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
     """A config from flat names: those of config.json, of `freerun.train()` and of the flags."""
-    parts = dict(zip(PARTS, (*get_args(config_class(options)), CyberConfig, TrackingConfig), strict=True))
+    parts = dict(zip(PARTS, (*get_args(config_class(options)), CyberConfig, TrackingConfig, AdaptConfig), strict=True))
     names = {part: {field.name for field in dataclasses.fields(kind)} for part, kind in parts.items()}
     names["run"] = {field.name for field in dataclasses.fields(TrainConfig)} - set(PARTS)
     for name in options:
@@ -189,7 +199,10 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
 def check_name(name: str, options: Mapping[str, Any]) -> None:
     """Refuse a setting that is not one of this run's, but of another algorithm or mode."""
     algorithm, mode = get_args(config_class(options))
-    if any(name in get_type_hints(part) for part in (TrainConfig, CyberConfig, TrackingConfig, algorithm, mode)):
+    if any(
+        name in get_type_hints(part)
+        for part in (TrainConfig, CyberConfig, TrackingConfig, AdaptConfig, algorithm, mode)
+    ):
         return
     own = ", ".join(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(mode))
     advice = f"; --mode {mode_name(options)} has {own or 'no settings of its own'}"

@@ -73,7 +73,11 @@ def in_mode(options: Mapping[str, Any], mode: str) -> dict[str, Any]:
 def check_changes(config: TrainConfig[Any, Any], found: Checkpoint) -> None:
     """Refuse what would make it another run."""
     before = flatten_config(make_config({**found.state["config"], "env": found.state["config"].get("env", "")}))
-    own = {field.name for part in (config.collector, config.tracking) for field in dataclasses.fields(part)}
+    own = {
+        field.name
+        for part in (config.collector, config.tracking, config.adapting)
+        for field in dataclasses.fields(part)
+    }
     kinds = [str(settings).partition(":")[0] for settings in (before["device"], config.device)]
     if kinds[0] != kinds[1]:
         raise UserError(f"--device cannot change from {kinds[0]} to {kinds[1]} when a run is resumed")

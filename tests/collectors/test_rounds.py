@@ -218,3 +218,13 @@ class RoundsMachine(RuleBasedStateMachine):
 
 RoundsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestRounds = RoundsMachine.TestCase
+
+
+def test_what_was_dealt_out_and_not_begun_is_dealt_out_again_first_and_is_no_rerun() -> None:
+    rounds = Rounds(max_lag=0)
+    rounds.open(Demand(episodes=4))
+    assert [rounds.next() for _ in range(3)] == [0, 1, 2]
+    rounds.put_back([1, 2])
+    assert [rounds.next() for _ in range(4)] == [1, 2, 3, None]
+    counts = rounds.counts()
+    assert (counts.episodes_started, counts.episodes_in_flight, counts.episodes_rerun) == (4, 4, 0)

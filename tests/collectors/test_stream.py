@@ -246,7 +246,12 @@ class StreamMachine(RuleBasedStateMachine):
         live = sum(episode.num_dropped for episode in self.stream.parts._live.values())
         assert sum(counts.steps_dropped_by_length.values()) + live == counts.steps_dropped
         assert self.ledger.summary(counts)["handed_over_untrained"] >= 0
-        parts = self.stream.parts
+
+    @invariant()
+    def every_number_is_accounted_for(self) -> None:
+        if not hasattr(self, "stream"):
+            return
+        counts, parts = self.stream.counts(), self.stream.parts
         numbers = sum(parts.next_episode(worker) // self.num_workers for worker in range(self.num_workers))
         unseen = sum(not episode.handed_over for episode in parts._live.values())
         assert counts.episodes_started + unseen == numbers, "every number was played, or given up"

@@ -47,7 +47,7 @@ def test_a_recording_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
     assert recording.began == 1000.0
     assert recording.grid().seconds == 4.0
     assert [moment.figures for moment in recording.moments()] == [{"cpu_percent": 50.0}, {"queue_percent": 10.0}, {}]
-    assert recording.grid().cells(0.0, 4.0, 1)[0].tolist() == [[3.0, 0, 1.0, 0, 0, 0]]
+    assert recording.grid().cells(0.0, 4.0, 1)[0].tolist() == [[3.0, 0, 1.0, 0, 0, 0, 0]]
 
 
 def test_no_recording_is_none(tmp_path: Path) -> None:

@@ -67,12 +67,12 @@ class Pace:
     """Work that falls due with every real step, at a declared ratio: no mode changes how much is learned from each."""
 
     def __init__(self, per_step: float):
-        self._per_step = per_step
+        self.per_step = per_step
         self._due = 0.0
         self.done = 0
 
     def earn(self, num_steps: int) -> None:
-        self._due += num_steps * self._per_step
+        self._due += num_steps * self.per_step
 
     def take(self) -> int:
         """The whole pieces of work that are due now."""
@@ -293,6 +293,10 @@ class OffPolicy:
         self._last_report = (time.perf_counter(), 0)
         self._agent.export(self.policy)
 
+    def reconfigured(self) -> None:
+        """Some of the settings have changed between two updates."""
+        self._agent_pace.per_step = self.config.updates_per_step
+
     def demand(self) -> Demand:
         per_update = self.config.steps_per_update or self.config.default_steps_per_update
         missing = max(per_update - self._fresh_steps, self.config.learning_starts - self._real.size)
@@ -390,6 +394,10 @@ class SAC(OffPolicy):
         generators = (self._agent.generator, self._real.generator)
         acceleration = choose(config.acceleration, self._device)
         self._learn = Repeated(self._learn_once, self._device, generators, acceleration)
+
+    def reconfigured(self) -> None:
+        super().reconfigured()
+        self._learn.forget()
 
     def _learn_once(self) -> None:
         draw = self._real.draw(self.config.batch_size)

@@ -17,6 +17,7 @@ COLORS = {
     "waiting-for-data": (140, 153, 173, 0.35),
     "waiting-for-others": (165, 102, 201, 0.45),
     "restarting": (216, 57, 79, 1.0),
+    "parked": (140, 153, 173, 0.1),
 }
 """Who waits is pale on any ground: a picture should show at a glance where work was done."""
 NUM_CELLS = 480

@@ -15,6 +15,7 @@ from freerun.core import (
     CollectorSettings,
     Counts,
     Demand,
+    Dial,
     EnvFactory,
     FloatArray,
     Policy,
@@ -79,10 +80,11 @@ class ContinuousConfig:
 class Continuous:
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: ContinuousConfig):
         _check(settings, config)
-        self.num_workers = config.num_workers
         self._config = config
         prefers_rare_lengths = config.queue_priority == "rare-lengths"
-        self._stream = Stream(config.num_workers, config.max_queue_size, prefers_rare_lengths, settings.start)
+        self._stream = Stream(
+            settings.most_workers, config.max_queue_size, prefers_rare_lengths, settings.start, config.num_workers
+        )
         self.kind: Kind = _choose_kind(factory) if config.collector_kind == "auto" else config.collector_kind
         self._crew: Freerun | Threads
         if self.kind == "process":
@@ -94,6 +96,11 @@ class Continuous:
         self.counts: Callable[[], Counts] = self._crew.counts
         self.publish: Callable[[FloatArray, int], None] = self._crew.publish
         self.close: Callable[[], None] = self._crew.close
+        self.dials: Callable[[], list[Dial]] = self._crew.dials
+
+    @property
+    def num_workers(self) -> int:
+        return self._crew.num_workers
 
     def collect(self, demand: Demand) -> list[Segment]:
         self._config.check(demand)

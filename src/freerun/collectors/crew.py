@@ -15,7 +15,7 @@ from freerun.collectors.exchange import Exchange, Store
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.supervision import Watch
 from freerun.collectors.worker import Monitor
-from freerun.core import CollectorSettings, EnvFailure, FloatArray, NotFinite, Segment, Start, State, UserError
+from freerun.core import CollectorSettings, Dial, EnvFailure, FloatArray, NotFinite, Segment, Start, State, UserError
 from freerun.transport import processes
 from freerun.transport.channel import Hub
 from freerun.transport.deaths import Coroner
@@ -38,6 +38,8 @@ class Peer:
     connection: Connection
     room: int
     """Units that it may hold at once."""
+    lanes: int = 1
+    """Environments that it was started with."""
     ready: bool = False
     units: list[int] = field(default_factory=list)
     """Granted to it and not back yet."""
@@ -84,11 +86,13 @@ class Crew(Exchange):
         self._coroner = Coroner()
         self._watch = Watch(settings, monitor, self._coroner, self._pids, self._judged_as)
         self._hearing: tuple[Peer, float] | None = None  # whose message is being read, since when
+        self._most_workers = settings.most_workers
         self._lanes_per_worker = lanes_per_worker
         self._tied_units = tied_units
         self._hub: Hub[Peer] = Hub()
         self._peers: list[Peer] = []
         self._resting: list[Rest] = []
+        self._leaving: list[ForkServerProcess] = []  # had nothing left to do and were let go
         self._closing = False
         self._pump = threading.Thread(target=self._serve, name="freerun-crew", daemon=True)
 
@@ -120,6 +124,9 @@ class Crew(Exchange):
     def _bury(self, peer: Peer, failure: Exception) -> None:
         """Before a worker that failed is replaced."""
 
+    def _part_with(self, peer: Peer) -> None:
+        """After a worker was let go that had nothing left to do."""
+
     # ------------------------------------------------------------------------------------------ the learner's thread
 
     def publish(self, weights: FloatArray, version: int) -> None:
@@ -136,6 +143,27 @@ class Crew(Exchange):
     def _room_was_made(self) -> None:
         self._hub.wake()
 
+    def dials(self) -> list[Dial]:
+        """Workers are started, and let go once they have nothing left to do: nothing is lost with them."""
+        if self._most_workers == 1:
+            return []
+        turn = self._turn_workers
+        most = float(self._most_workers)
+        return [Dial("num_workers", lambda: self.num_workers, turn, 1.0, most, is_settled=self._is_complete)]
+
+    def _turn_workers(self, value: float) -> None:
+        with self._changed:
+            self.num_workers = int(value)
+        self._hub.wake()
+
+    def _is_complete(self) -> bool:
+        """Whether those are there, ready, that should be, and nobody else."""
+        peers = list(self._peers)
+        return len(peers) == self.num_workers and all(peer.ready and not self._is_surplus(peer) for peer in peers)
+
+    def _is_surplus(self, peer: Peer) -> bool:
+        return peer.index >= self.num_workers or peer.lanes != self._lanes_per_worker
+
     # ------------------------------------------------------------------------------------------ the pump thread
 
     def _serve(self) -> None:
@@ -144,6 +172,7 @@ class Crew(Exchange):
                 for peer in self._hub.ready(self._seconds_to_rest()):
                     self._hear(peer)
                 self._start_rested()
+                self._start_or_let_go()
                 with self._changed:
                     self._deal()
                     self._changed.notify_all()
@@ -183,6 +212,8 @@ class Crew(Exchange):
         for num_held in range(max((peer.room for peer in self._peers), default=0)):
             for peer in self._peers:
                 if peer.ready and num_held == len(peer.units) < peer.room:
+                    if self._is_surplus(peer) and not peer.owed:
+                        continue
                     unit = peer.owed.pop(0) if peer.owed else self._store.next()
                     if unit is not None:
                         peer.units.append(unit)
@@ -245,13 +276,37 @@ class Crew(Exchange):
             self._resting.remove(rest)
             self._start_worker(rest.index).owed = rest.owed
 
+    def _start_or_let_go(self) -> None:
+        """As many as there should be. One at a time is started: meanwhile the others want to be heard."""
+        if all(process.exitcode is not None for process in self._leaving):
+            self._leaving = []
+        for peer in [peer for peer in self._peers if self._is_surplus(peer)]:
+            if peer.ready and not (peer.units or peer.owed):
+                self._let_go(peer)
+        there = {peer.index for peer in self._peers} | {rest.index for rest in self._resting}
+        missing = [index for index in range(self.num_workers) if index not in there]
+        if missing:
+            self._start_worker(missing[0])
+            if len(missing) > 1:
+                self._hub.wake()
+
+    def _let_go(self, peer: Peer) -> None:
+        """It ends in silence when its pipe is closed."""
+        self._hub.remove(peer.connection)
+        with self._changed:
+            self._peers.remove(peer)
+            self._part_with(peer)
+        peer.connection.close()
+        self._leaving.append(peer.process)
+        self._tracks.enter(peer.index, State.PARKED)
+
     def _start_worker(self, index: int) -> Peer:
         self._monitor.pulse.clear(index)
         ours, theirs = processes.context().Pipe()
         target, arguments = self._target(index)
         process = processes.start(target, theirs, *arguments)
         theirs.close()
-        peer = Peer(index, process, ours, self._lanes_per_worker)
+        peer = Peer(index, process, ours, self._lanes_per_worker, self._lanes_per_worker)
         self._peers.append(peer)
         self._hub.add(ours, peer)
         return peer
@@ -268,6 +323,6 @@ class Crew(Exchange):
             self._pump.join()
         for peer in self._peers:
             peer.connection.close()
-        processes.stop([peer.process for peer in self._peers], CLOSE_SECONDS)
+        processes.stop([*(peer.process for peer in self._peers), *self._leaving], CLOSE_SECONDS)
         self._hub.close()
         self._monitor.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from freerun.collectors.supervision import Supervisor
-from freerun.core import CollectorSettings, Counts, Demand, NotFinite, Segment
+from freerun.core import CollectorSettings, Counts, Demand, Dial, NotFinite, Room, Segment
 
 Result = TypeVar("Result")
 
@@ -34,11 +34,24 @@ class Store(Protocol):
     def take_arrived(self) -> list[Segment]: ...
 
 
+class Queue(Store, Protocol):
+    """A store with room for so many segments."""
+
+    queue_size: int
+
+    def resize(self, queue_size: int) -> None: ...
+
+
+LONGEST_QUEUE = 64
+"""As far as a shorter one may grow, if nobody says how far."""
+
+
 class Exchange:
     """The learner's half of the modes that collect while it updates."""
 
     def __init__(self, settings: CollectorSettings, store: Store, tolerant: bool):
         self.num_workers = settings.num_workers
+        self._bounds: Room | None = settings.room
         self._tracks = settings.tracks
         self._store = store
         self._tolerant = tolerant
@@ -72,6 +85,18 @@ class Exchange:
             self._store.open(demand)
         self._room_was_made()
         return self._wait_for(self._store.take)
+
+    def _queue_dial(self, queue: Queue) -> Dial:
+        """What --adapt may move of a store's room."""
+
+        def turn(value: float) -> None:
+            with self._changed:
+                queue.resize(int(value))
+            self._room_was_made()
+
+        most = self._bounds.most_queue_size if self._bounds is not None else None
+        size = queue.queue_size
+        return Dial("queue_size", lambda: queue.queue_size, turn, 1.0, max(size, most or LONGEST_QUEUE))
 
     def _room_was_made(self) -> None:
         """More may start: for those who deal it out."""

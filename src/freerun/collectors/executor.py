@@ -19,6 +19,7 @@ from freerun.core import (
     CollectorSettings,
     Counts,
     Demand,
+    Dial,
     EnvFactory,
     EnvFailure,
     FloatArray,
@@ -46,7 +47,9 @@ class Executor:
         self._rounds = Rounds(settings.max_lag, start=settings.start)
         self._tracks = settings.tracks
         self._board = WeightsBoard(self._context, policy.weights.size)
-        self._monitor = Monitor(self.num_workers)
+        self._most_workers = settings.most_workers
+        self._wanted = self.num_workers  # from the next round on
+        self._monitor = Monitor(self._most_workers)
         self._setup = WorkerSetup.pack(factory, policy, self._board, self._monitor, settings)
         self._supervisor = Supervisor(settings)
         self._coroner = Coroner()
@@ -115,6 +118,8 @@ class Executor:
         if not demand:
             self._finish_arrived()
             return self._rounds.take_arrived()
+        if self._wanted != self.num_workers:
+            self._resize()
         self._rounds.open(demand)
         while (segments := self._rounds.take()) is None:
             try:
@@ -124,6 +129,37 @@ class Executor:
             except BrokenProcessPool:
                 self._rebuild()
         return segments
+
+    def dials(self) -> list[Dial]:
+        """The size of a pool is fixed: between two rounds another takes its place."""
+        if self._most_workers == 1:
+            return []
+        most, is_settled = float(self._most_workers), lambda: self._wanted == self.num_workers
+        return [Dial("num_workers", lambda: self._wanted, self._turn_workers, 1.0, most, is_settled=is_settled)]
+
+    def _turn_workers(self, value: float) -> None:
+        self._wanted = int(value)
+
+    def _resize(self) -> None:
+        """What has begun is finished first, the rest moves to the new pool: no episode is lost, none runs twice."""
+        try:
+            waiting = [number for number, future in self._futures.items() if future.cancel()]
+            for number in waiting:
+                del self._futures[number]
+            while self._futures:  # one that fails is run again
+                self._finish(next(iter(self._futures.values())))
+        except BrokenProcessPool:
+            self._rebuild()
+            return  # and again before the next round
+        finally:
+            self._rounds.put_back(waiting)
+        self._is_ready = False
+        self._shut_down(CLOSE_SECONDS)
+        for worker in range(self._wanted, self.num_workers):
+            self._tracks.enter(worker, State.PARKED)
+            self._monitor.pulse.clear(worker)
+        self.num_workers = self._wanted
+        self._start_pool()
 
     def _submit_granted(self) -> None:
         with processes.without_main():  # the pool starts a missing process when it is given work

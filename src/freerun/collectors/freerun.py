@@ -8,7 +8,7 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from struct import Struct
 from typing import Any, Protocol
@@ -17,10 +17,10 @@ from freerun.collectors.crew import Crew, Peer
 from freerun.collectors.exchange import Store
 from freerun.collectors.rollout import in_order, noted
 from freerun.collectors.rounds import Rounds
-from freerun.collectors.segments import Parts, SegmentRounds
+from freerun.collectors.segments import Parts, SegmentRounds, segment_dial
 from freerun.collectors.supervision import came_from_outside
 from freerun.collectors.worker import Monitor, Worker, WorkerSetup, reporting
-from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, Segment, State, UserError
+from freerun.core import CollectorSettings, Demand, Dial, EnvFactory, Policy, Room, Segment, State, UserError
 from freerun.transport import processes
 from freerun.transport.slots import Slots, bytes_per_step, join
 from freerun.transport.weights import WeightsBoard
@@ -85,10 +85,11 @@ class Freerun(Crew):
         tolerant: bool = False,
     ):
         context = processes.context()
-        num_workers, num_envs = settings.num_workers, config.envs_per_worker
+        num_workers, num_envs = settings.most_workers, config.envs_per_worker
         self._config = config
         if config.segment_steps is None:
-            slots_per_worker = min(1 + num_envs, MOST_SLOTS_PER_WORKER)
+            most_envs = num_envs if settings.room is None else max(num_envs, settings.room.most_envs_per_worker)
+            slots_per_worker = min(1 + most_envs, MOST_SLOTS_PER_WORKER)
             slot_steps = min(1024, max(16, SLOT_BYTES // bytes_per_step(1, factory.spec)))
             self._slots = Slots(context, num_workers * slots_per_worker, slot_steps, 1, factory.spec)
         else:
@@ -97,11 +98,14 @@ class Freerun(Crew):
                     "--deterministic compares whole episodes, which segments cut into pieces: leave --segment-steps out"
                 )
             unit_steps = config.segment_steps * num_envs
-            store = store or SegmentRounds(num_workers, settings.max_lag, unit_steps, start=settings.start)
+            store = store or SegmentRounds(
+                num_workers, settings.max_lag, unit_steps, start=settings.start, num_playing=settings.num_workers
+            )
             slots_per_worker = 3
             self._slots = Slots(context, num_workers * slots_per_worker, config.segment_steps, num_envs, factory.spec)
         self._slots_per_worker = slots_per_worker
-        self._parts = store.parts if store is not None else Parts(num_workers)
+        self._parts = store.parts if store is not None else Parts(num_workers, num_playing=settings.num_workers)
+        self._segment_steps = context.RawArray("q", [config.segment_steps or 0])  # of those that are begun from now on
         self._begun = context.RawArray("q", num_workers)  # the last episode that each worker has begun, heard of or not
         board, monitor = WeightsBoard(context, policy.weights.size), Monitor(num_workers)
         # An episode fills one of a worker's environments, a segment all of them.
@@ -124,8 +128,40 @@ class Freerun(Crew):
 
     def _target(self, index: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
         slots = range(index * self._slots_per_worker, (index + 1) * self._slots_per_worker)
-        self._begun[index] = self._parts.next_episode(index) - self.num_workers
-        return _work, (self._setup, self._config, self._slots, list(slots), index, self._begun)
+        with self._changed:
+            self._begun[index] = self._parts.begin_worker(index) - self._most_workers
+        setup = self._setup if self._tied_units else replace(self._setup, num_envs=self._lanes_per_worker)
+        return _work, (setup, self._config, self._slots, list(slots), index, self._begun, self._segment_steps)
+
+    def dials(self) -> list[Dial]:
+        if self._bounds is None:
+            return []
+        dials = super().dials()
+        if not self._tied_units:
+            dials += self._envs_dial(self._bounds)
+        else:
+            if getattr(self._store, "queue_size", None) is not None:
+                dials.append(self._queue_dial(self._store))  # type: ignore[arg-type]
+            dials.append(segment_dial(self._segment_steps[0], lambda: self._segment_steps[0], self._turn_segments))
+        return dials
+
+    def _envs_dial(self, room: Room) -> list[Dial]:
+        """Workers with another number of environments take the place of those that have nothing left to do."""
+
+        def turn(value: float) -> None:
+            with self._changed:
+                self._lanes_per_worker = int(value)
+            self._hub.wake()
+
+        most = max(room.most_envs_per_worker, self._config.envs_per_worker)
+        read = lambda: self._lanes_per_worker  # noqa: E731
+        return [Dial("envs_per_worker", read, turn, 1.0, most, is_settled=self._is_complete)] if most > 1 else []
+
+    def _turn_segments(self, value: float) -> None:
+        with self._changed:
+            self._segment_steps[0] = int(value)
+            if isinstance(self._store, SegmentRounds):
+                self._store.cut(int(value) * self._config.envs_per_worker)
 
     def _receive(self, peer: Peer, message: bytes) -> tuple[int, Segment] | None:
         if len(message) != ANNOUNCEMENT.size:
@@ -154,6 +190,11 @@ class Freerun(Crew):
                     while peer.returned:
                         self._grant(peer, None)
 
+    def _part_with(self, peer: Peer) -> None:
+        """Episodes that it had begun and handed over in part stay cut where they are."""
+        if self._tied_units:
+            self._parts.retire_worker(peer.index)
+
     def _bury(self, peer: Peer, failure: Exception) -> None:
         """An episode in which it fails may do so each time: go on after it, unless the cause lay outside."""
         if not self._tied_units:
@@ -174,6 +215,7 @@ def _work(
     free_slots: list[int],
     index: int,
     begun: ctypes.Array[ctypes.c_longlong],
+    segment_steps: ctypes.Array[ctypes.c_longlong],
 ) -> None:
     with reporting(lambda failure: connection.send_bytes(pickle.dumps(failure))):
         if config.pin_workers:
@@ -186,7 +228,8 @@ def _work(
             for segment in worker.rollout.episodes(desk.next_unit):
                 desk.hand_over(int(segment.episode[0, 0]), segment)
         else:
-            segments = worker.rollout.segments(config.segment_steps, in_order(noted(begun, index, len(begun))))
+            next_episode = in_order(noted(begun, index, len(begun)))
+            segments = worker.rollout.segments(lambda: segment_steps[0], next_episode)
             while (unit := desk.next_unit(wait=True)) is not None:
                 desk.hand_over(unit, next(segments))
 

@@ -18,7 +18,7 @@ from freerun.transport.weights import WeightsBoard
 class Pipes(Crew):
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
         board = WeightsBoard(processes.context(), policy.weights.size)
-        monitor = Monitor(settings.num_workers)
+        monitor = Monitor(settings.most_workers)
         super().__init__(settings, Rounds(settings.max_lag, start=settings.start), board, monitor)
         self._setup = WorkerSetup.pack(factory, policy, board, monitor, settings)
         self._start()

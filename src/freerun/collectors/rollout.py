@@ -18,6 +18,11 @@ NextEpisode = Callable[[bool], int | None]
 Flags = Array | Sequence[bool]
 
 
+def number_of(steps: int | Callable[[], int]) -> int:
+    """Of the next segment: always the same, or to be asked for."""
+    return steps() if callable(steps) else steps
+
+
 def in_order(numbers: Iterable[int]) -> NextEpisode:
     """These episodes, one after another."""
     iterator = iter(numbers)
@@ -79,10 +84,10 @@ class Rollout:
                 check_finite(segment, self._run_seed)
                 yield segment
 
-    def segments(self, num_steps: int, next_episode: NextEpisode) -> Iterator[Segment]:
+    def segments(self, steps: int | Callable[[], int], next_episode: NextEpisode) -> Iterator[Segment]:
         """All lanes for so many steps at a time, without end; a lane whose episode has ended takes the next one."""
         while True:
-            started = time.perf_counter()
+            started, num_steps = time.perf_counter(), number_of(steps)
             self._tape.rewind()
             self._begin(next_episode, first_row=0)
             for lane in self._running:

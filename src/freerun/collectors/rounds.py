@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from freerun.core import Counts, Demand, Segment, Start
@@ -62,6 +63,7 @@ class Rounds:
         self._limit = first  # episodes below this may start
         self._next = first  # the next episode that was never started
         self._again: deque[int] = deque()  # started and lost: run again before anything new
+        self._put_back: deque[int] = deque()  # dealt out, but not begun
         self._started: dict[int, int] = {}  # not taken yet: version at the start
         self._finished: dict[int, Segment] = {}
         self._given_up: set[int] = set()  # not taken yet
@@ -108,6 +110,8 @@ class Rounds:
 
     def next(self) -> int | None:
         """An episode that may start now, if there is one."""
+        if self._put_back:
+            return self._put_back.popleft()
         if self._again:
             self.book.episodes_rerun += 1
             return self._again.popleft()
@@ -137,6 +141,10 @@ class Rounds:
         """The worker died: the same episode, with the same seeds, is run again."""
         if number >= self._oldest:
             self._again.append(number)
+
+    def put_back(self, numbers: Sequence[int]) -> None:
+        """Nobody has begun them: they are dealt out again before anything else."""
+        self._put_back.extend(numbers)
 
     def give_up(self, number: int) -> None:
         """It fails each time and may be done without: its round goes on with one less."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from freerun.collectors.drops import Drops
 from freerun.collectors.rounds import Rounds
-from freerun.core import Counts, Demand, Segment, Start, UserError
+from freerun.core import Counts, Demand, Dial, Segment, Start, UserError
+
+REACH = 4
 
 
 @dataclass(slots=True)
@@ -39,7 +42,8 @@ class Parts:
     learner (then the ledger knows it) or when all of it was dropped.
     """
 
-    def __init__(self, num_workers: int, start: Start | None = None):
+    def __init__(self, num_workers: int, start: Start | None = None, num_playing: int | None = None):
+        """Of workers that there may be; those that play are so many of them, or all."""
         start = start or Start()
         before = start.counts
         self.drops = Drops(before)
@@ -47,13 +51,27 @@ class Parts:
         self._live: dict[int, _Episode] = {}
         first = -(-start.episode // num_workers) * num_workers
         self._newest = [first + index - num_workers for index in range(num_workers)]  # of each, heard of or given up
+        self._playing = set(range(num_workers if num_playing is None else num_playing))
         self._num_handed_over = before.episodes_started - before.episodes_dropped
         self._num_dropped = before.episodes_dropped
         self._num_cut = before.episodes_cut
 
     def next_episode(self, worker: int) -> int:
-        """Where a worker that is started now begins."""
+        """Of a worker."""
         return self._newest[worker] + self._num_workers
+
+    def begin_worker(self, worker: int) -> int:
+        """Where a worker that is started now begins: one that did not play before leaves out what is settled by now."""
+        if worker not in self._playing:
+            latest = max(self._newest)
+            self._newest[worker] = latest + (worker - latest) % self._num_workers
+            self._playing.add(worker)
+        return self.next_episode(worker)
+
+    def retire_worker(self, worker: int) -> None:
+        """It has handed over all that it played, and plays no more: its open episodes stay cut."""
+        self.end_worker(worker)
+        self._playing.discard(worker)
 
     def arrive(self, segment: Segment) -> list[int]:
         """A segment waits to be taken; returns the lengths of the episodes that ended in it."""
@@ -125,7 +143,7 @@ class Parts:
             episodes_in_flight=0,
             episodes_cut=self._num_cut,
             episodes_dropped=self._num_dropped,
-            episodes_settled=min([*self._live, *map(self.next_episode, range(self._num_workers))]),
+            episodes_settled=min([*self._live, *map(self.next_episode, self._playing)]),
             steps_dropped=self.drops.steps,
             steps_dropped_by_worker=dict(self.drops.by_worker),
             steps_dropped_by_length=dict(self.drops.by_length),
@@ -136,6 +154,11 @@ class Parts:
 def _numbers(segment: Segment) -> list[tuple[int, int]]:
     """The episodes of a segment, sorted, with their steps in it."""
     return sorted(Counter(segment.episode.ravel().tolist()).items())
+
+
+def segment_dial(configured: int, read: Callable[[], float], turn: Callable[[float], None]) -> Dial:
+    """Steps of every environment that are handed over at a time: up to four times as many as configured, or as few."""
+    return Dial("collection_batch", read, turn, max(1.0, configured // REACH), configured * REACH)
 
 
 def refuse_episodes(demand: Demand, mode: str) -> None:
@@ -156,16 +179,25 @@ class SegmentRounds(Rounds):
         unit_steps: int,
         queue_size: int | None = None,
         start: Start | None = None,
+        num_playing: int | None = None,
     ):
         super().__init__(max_lag, unit_steps, start)
-        self.parts = Parts(num_workers, start)
-        self._queue_size = queue_size
+        self.parts = Parts(num_workers, start, num_playing)
+        self.queue_size = queue_size
 
     def open(self, demand: Demand) -> None:
         super().open(demand)
-        if self._queue_size is not None:
-            self._limit = min(self._limit, self._end + self._queue_size)
+        if self.queue_size is not None:
+            self._limit = min(self._limit, self._end + self.queue_size)
             self._fill_queue()
+
+    def resize(self, queue_size: int) -> None:
+        """From the next round on, what was granted stays so."""
+        self.queue_size = queue_size
+
+    def cut(self, unit_steps: int) -> None:
+        """Segments are so long from now on; those under way may be longer or shorter."""
+        self._unit_steps = unit_steps
 
     def finish(self, number: int, segment: Segment) -> None:
         super().finish(number, segment)
@@ -178,11 +210,11 @@ class SegmentRounds(Rounds):
 
     def _fill_queue(self) -> None:
         """Without a limit to the lag, whatever leaves the queue makes room for more."""
-        if self._queue_size is not None and self._max_lag is None:
-            self._limit = max(self._end, self._first) + self._queue_size
+        if self.queue_size is not None and self._max_lag is None:
+            self._limit = max(self._end, self._first) + self.queue_size
 
     def counts(self) -> Counts:
         counts = self.parts.correct(super().counts())
-        if self._queue_size is not None:
-            counts.queue_fill = min(1.0, len(self._finished) / self._queue_size)
+        if self.queue_size is not None:
+            counts.queue_fill = min(1.0, len(self._finished) / self.queue_size)
         return counts

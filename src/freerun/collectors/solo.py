@@ -8,14 +8,14 @@ nothing is looked up, sliced or wrapped here that could have been before.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from freerun.collectors.finite import check_finite
-from freerun.collectors.rollout import NextEpisode
+from freerun.collectors.rollout import NextEpisode, number_of
 from freerun.collectors.tape import FIRST_CAPACITY, NOISE_ROWS
 from freerun.core import Array, EnvSpec, FloatArray, Policy, RunSeed, Segment, episode_rng, episode_seed
 from freerun.transport.pulse import Vitals
@@ -52,14 +52,18 @@ class Solo:
             self._begin(number, row=0)
             yield self._play(None)
 
-    def segments(self, num_steps: int, next_episode: NextEpisode) -> Iterator[Segment]:
+    def segments(self, steps: int | Callable[[], int], next_episode: NextEpisode) -> Iterator[Segment]:
         """So many steps at a time, without end, from one episode to the next."""
+        num_steps = number_of(steps)
         self._allocate(num_steps)
         self._begin(next_episode(True), row=0)
         while True:
             yield self._play(next_episode)
             self._num_before += num_steps
-            self._obs_rows[0][...] = self._obs_rows[num_steps]
+            last_obs, num_steps = self._obs_rows[num_steps], number_of(steps)
+            if num_steps != len(self._head_rows):
+                self._allocate(num_steps)
+            self._obs_rows[0][...] = last_obs
 
     def _begin(self, number: int | None, row: int) -> None:
         assert number is not None

@@ -24,12 +24,17 @@ class Stream:
     """
 
     def __init__(
-        self, num_workers: int, max_queue_size: int, prefers_rare_lengths: bool = False, start: Start | None = None
+        self,
+        num_workers: int,
+        max_queue_size: int,
+        prefers_rare_lengths: bool = False,
+        start: Start | None = None,
+        num_playing: int | None = None,
     ):
         self.book = replace(start.counts) if start else Counts()
         self.version = 0
-        self.parts = Parts(num_workers, start)
-        self._max_queue_size = max_queue_size
+        self.parts = Parts(num_workers, start, num_playing)
+        self.queue_size = max_queue_size
         self._arrivals = itertools.count()
         self._units = itertools.count()
         self._queue: list[tuple[float, int, Segment]] = []  # minus importance, arrival: sorted
@@ -53,7 +58,7 @@ class Stream:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._queue) >= self._max_queue_size
+        return len(self._queue) >= self.queue_size
 
     def seconds_to_next(self) -> float:
         """Until `next` would give a unit, if nothing is taken meanwhile."""
@@ -75,7 +80,14 @@ class Stream:
             importance = self._rarity(lengths)
         self.book.busy_seconds += segment.seconds
         bisect.insort(self._queue, (-importance, next(self._arrivals), segment))
-        if len(self._queue) > self._max_queue_size:
+        self._drop_excess()
+
+    def resize(self, queue_size: int) -> None:
+        self.queue_size = queue_size
+        self._drop_excess()
+
+    def _drop_excess(self) -> None:
+        while len(self._queue) > self.queue_size:
             oldest_of_the_least = bisect.bisect_left(self._queue, (self._queue[-1][0],))
             *_, dropped = self._queue.pop(oldest_of_the_least)
             self.parts.drop(dropped)
@@ -89,7 +101,7 @@ class Stream:
 
     def counts(self) -> Counts:
         counts = self.parts.correct(self.book)
-        return replace(counts, queue_fill=len(self._queue) / self._max_queue_size)
+        return replace(counts, queue_fill=len(self._queue) / self.queue_size)
 
     def take(self) -> list[Segment] | None:
         """As many segments as meet the demand; while the learner waits for more, those it has are safe from drops."""

@@ -18,11 +18,12 @@ import gymnasium
 
 from freerun.collectors.exchange import Exchange
 from freerun.collectors.rollout import Rollout, in_order, noted
+from freerun.collectors.segments import segment_dial
 from freerun.collectors.solo import Solo
 from freerun.collectors.stream import Stream
 from freerun.collectors.supervision import START_SECONDS, Silence, look_seconds, thread_stack
 from freerun.collectors.worker import make_rollout, reporting
-from freerun.core import CollectorSettings, EnvFactory, EnvFailure, FloatArray, Policy, State, WorkerHung
+from freerun.core import CollectorSettings, Dial, EnvFactory, EnvFailure, FloatArray, Policy, State, WorkerHung
 from freerun.transport import processes
 from freerun.transport.pulse import Vitals
 
@@ -44,11 +45,12 @@ class Threads(Exchange):
         segment_steps: int,
         stream: Stream,
     ):
-        num_workers = settings.num_workers
+        num_workers = settings.most_workers
         super().__init__(settings, stream, tolerant=True)
+        self._stride = num_workers
         self._timeout = settings.step_timeout
         self._stream = stream
-        self._segment_steps = segment_steps
+        self._segment_steps = self._configured_steps = segment_steps
         mine = copy.deepcopy(policy)  # the learner goes on with the other
         self._make_rollout: Callable[[], Rollout | Solo] = lambda: make_rollout(
             factory, copy.deepcopy(mine), settings.seed, envs_per_worker
@@ -59,7 +61,8 @@ class Threads(Exchange):
         self._ready: set[int] = set()
         self._vitals = [Vitals() for _ in range(num_workers)]
         self._silence = Silence(look_seconds(self._timeout))
-        self._states = ["starting"] * num_workers
+        num_parked = num_workers - settings.num_workers
+        self._states = ["starting"] * settings.num_workers + ["waiting"] * num_parked
         self._threads = [self._thread(index) for index in range(num_workers)]
         self._watch = threading.Thread(target=self._look, name="freerun-watch", daemon=True)
         self._start()
@@ -71,13 +74,36 @@ class Threads(Exchange):
     def _start(self) -> None:
         super()._start()
         try:
-            for thread in self._threads:
+            for thread in self._threads[: self.num_workers]:
                 thread.start()
             self._watch.start()
             self._wait_for(lambda: len(self._ready) == self.num_workers or None)
         except BaseException:
             self.close()
             raise
+
+    def dials(self) -> list[Dial]:
+        if self._bounds is None:
+            return []
+
+        def turn_segments(value: float) -> None:
+            self._segment_steps = int(value)
+
+        read, most = lambda: self.num_workers, float(self._stride)
+        workers = Dial("num_workers", read, self._turn_workers, 1.0, most, is_settled=self._is_complete)
+        segments = segment_dial(self._configured_steps, lambda: self._segment_steps, turn_segments)
+        return [*([workers] if self._stride > 1 else []), self._queue_dial(self._stream), segments]
+
+    def _turn_workers(self, value: float) -> None:
+        """Collectors that are too many end when they have handed over what they began."""
+        with self._changed:
+            self.num_workers = int(value)
+            for thread in self._threads[: self.num_workers]:
+                if thread.ident is None:
+                    thread.start()
+
+    def _is_complete(self) -> bool:
+        return self._ready == set(range(self.num_workers))
 
     def publish(self, weights: FloatArray, version: int) -> None:
         with self._changed:
@@ -141,10 +167,13 @@ class Threads(Exchange):
                 self._changed.wait_for(lambda: self._newest is not None or self._closing.is_set())
                 if not self._is_mine(index):
                     return
-                numbers = noted(self._begun, index, self.num_workers)
-            segments = rollout.segments(self._segment_steps, in_order(self._while_mine(index, numbers)))
+                self._begun[index] = self._stream.parts.begin_worker(index) - self._stride
+                numbers = noted(self._begun, index, self._stride)
+            segments = rollout.segments(lambda: self._segment_steps, in_order(self._while_mine(index, numbers)))
             version = -1
             while self._is_mine(index):
+                if self._has_retired(index):
+                    return
                 with self._changed:
                     unit = self._stream.next()
                 if unit is None:
@@ -163,6 +192,17 @@ class Threads(Exchange):
                     self._changed.notify_all()
         finally:
             rollout.close()
+
+    def _has_retired(self, index: int) -> bool:
+        """One collector too many leaves its place to a thread that may be started later."""
+        with self._changed:
+            if index < self.num_workers:
+                return False
+            self._stream.parts.retire_worker(index)
+            self._threads[index] = self._thread(index)
+            self._ready.discard(index)
+        self._tracks.enter(index, State.PARKED)
+        return True
 
     def _while_mine(self, index: int, numbers: Iterator[int]) -> Iterator[int]:
         while self._is_mine(index):
@@ -200,7 +240,9 @@ class Threads(Exchange):
         )
         rest_seconds = self._fail(index, hung)
         if rest_seconds is not None and not self._closing.wait(rest_seconds):
-            self._threads[index].start()
+            with self._changed:
+                if self._threads[index].ident is None:
+                    self._threads[index].start()
 
 
 def speed_up_by_threads(factory: EnvFactory) -> float | None:

@@ -19,6 +19,7 @@ STATE_COLORS = {
     "waiting-for-data": (219, 224, 232),
     "waiting-for-others": (224, 203, 238),
     "restarting": (216, 57, 79),
+    "parked": (245, 245, 245),
 }
 """What waits is pale: a picture should show at a glance where work was done."""
 LINE_COLORS = ("#2f6fde", "#d9822b", "#1a9a6c", "#b24cc4", "#c23b4e", "#8a7a12")

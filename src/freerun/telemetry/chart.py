@@ -30,6 +30,8 @@ def chart(recording: Recording, width: int) -> Group:
         table.add_column(no_wrap=True)
     for name, tracks in _rows(recording.tracks):
         parts = by_track[tracks].sum(axis=0)
+        if not parts.any():  # workers that there might have been, with --adapt
+            continue
         symbols = "".join(_symbol(part) for part in parts.tolist())
         table.add_row(name, Text(symbols, style="green"), _told(parts.sum(axis=0).tolist()))
     axis = Text(f"0 s{f'{seconds:.1f} s':>{num_cells - 3}}", style="dim")
@@ -50,7 +52,7 @@ def _rows(names: list[str]) -> list[tuple[str, list[int]]]:
 
 def _symbol(spent: list[float]) -> str:
     whole = sum(spent)
-    if not whole:
+    if not whole or spent[State.PARKED] / whole > 0.5:
         return NOTHING
     if spent[State.RESTARTING] / whole > 0.5:
         return RESTARTING
@@ -58,9 +60,10 @@ def _symbol(spent: list[float]) -> str:
 
 
 def _told(totals: list[float]) -> Text:
-    """Busy, and what was waited for."""
-    whole = sum(totals) or 1.0
-    shares = {name: spent / whole for name, spent in zip(STATE_NAMES, totals, strict=True)}
+    """Busy, and what was waited for; not what was done without."""
+    there = {name: spent for name, spent in zip(STATE_NAMES, totals, strict=True) if name != STATE_NAMES[State.PARKED]}
+    whole = sum(there.values()) or 1.0
+    shares = {name: spent / whole for name, spent in there.items()}
     busy = shares.pop(STATE_NAMES[State.BUSY])
     waits = [f"{share:.0%} {name.removeprefix('waiting-for-')}" for name, share in shares.items() if share >= 0.005]
     return Text(f"{busy:4.0%} busy" + (f", waits {' '.join(waits)}" if waits else ""), style="dim")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from freerun.core import Counts, Metrics, State
 from freerun.telemetry.ledger import Ledger
@@ -20,8 +21,10 @@ WORKER_STATES = {
 class Shares:
     """Of the learner, which tells here what it does, and of the workers, which note it on tracks 0 to n − 1."""
 
-    def __init__(self, num_workers: int, tracks: Tracks | None = None):
+    def __init__(self, num_workers: int, tracks: Tracks | None = None, num_active: Callable[[], int] | None = None):
+        """The learner's track follows those of the workers, of which some may be parked."""
         self._num_workers = num_workers
+        self._num_active = num_active or (lambda: num_workers)
         self._tracks = tracks
         self._learner_seconds = dict.fromkeys(State, 0.0)
         self._learner_state = State.BUSY
@@ -62,7 +65,7 @@ class Shares:
             "updates_per_second": new_updates / seconds,
             "learner_waiting_share": self._learner_seconds[State.WAITING_FOR_DATA] / seconds,
             "learner_updating_share": self._learner_seconds[State.BUSY] / seconds,
-            **self._worker_shares(seconds * self._num_workers, new_busy),
+            **self._worker_shares(seconds * self._num_active(), new_busy),
         }
         self._last = now
         self._learner_seconds = dict.fromkeys(State, 0.0)

@@ -49,6 +49,11 @@ class Tracks:
         for track in range(len(names)):
             self._memory[track * ROW + STATE] = UNKNOWN
 
+    @property
+    def workers(self) -> list[str]:
+        """Those that come before the learner."""
+        return self.names[: self.names.index("learner")]
+
     def _map(self) -> None:
         self._memory = memoryview(self._array).cast("B").cast("d")
         self._nothing = memoryview(bytes(8 * NUM_STATES)).cast("d")

@@ -7,12 +7,13 @@ const COLORS = ["#2f6fde", "#d9822b", "#1a9a6c", "#b24cc4", "#c23b4e", "#8a7a12"
 const STATE_COLORS = {
   "busy": "#2e9e6b", "waiting-for-slot": "#e0872b", "waiting-for-weights": "#4b82e0",
   "waiting-for-data": "#9aa7bb", "waiting-for-others": "#a566c9", "restarting": "#d8394f",
+  "parked": "#e3e6eb",
 };
 const WAITS = {
   workers_waiting_for_slot_share: "waiting for slot", workers_waiting_for_weights_share: "waiting for weights",
   workers_waiting_for_others_share: "waiting for others", workers_restarting_share: "restarting",
 };
-const NOT_LOSSES = /(_share|_per_second|_percent|_seconds|^lag_|^step$|^update$|^episodes$|^progress$|_mean$|^eval_return$|^dropped_steps$|^worker_restarts$|\/)/;
+const NOT_LOSSES = /(_share|_per_second|_percent|_seconds|^lag_|^step$|^update$|^episodes$|^progress$|_mean$|^eval_return$|^adapt|^dropped_steps$|^worker_restarts$|\/)/;
 const token = new URLSearchParams(location.search).get("token") || "";
 const element = (id) => document.getElementById(id);
 
