@@ -239,3 +239,22 @@ def test_the_death_of_the_last_process_to_start_is_noticed(run_dir: Path) -> Non
     killer.join()
     assert summary["worker_restarts"] >= 1
     assert summary["startup_seconds"] < 30
+
+
+def test_a_pool_that_breaks_while_it_starts_is_started_again(run_dir: Path) -> None:
+    """Python's pool then starts the next process with a pipe that it has closed: it says neither what broke nor that."""
+    before = workers()
+
+    def kill_the_first() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            new = workers() - before
+            if len(new) >= 2:
+                os.kill(min(new), signal.SIGKILL)
+                return
+
+    killer = threading.Thread(target=kill_the_first)
+    killer.start()
+    summary = freerun.train("toy_envs:SlowToBuild", mode="executor", num_workers=12, run_dir=run_dir, **SETTINGS).summary
+    killer.join()
+    assert summary["worker_restarts"] >= 1

@@ -7,10 +7,12 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
+from typing import TypeVar
 
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.supervision import Supervisor, Watch
@@ -33,6 +35,8 @@ from freerun.core import (
 from freerun.transport import processes
 from freerun.transport.deaths import Coroner
 from freerun.transport.weights import WeightsBoard
+
+Result = TypeVar("Result")
 
 CLOSE_SECONDS = 1.0
 INDEX_BYTES = 4
@@ -76,12 +80,13 @@ class Executor:
                 self._monitor.pulse.clear(index)
             arguments = (self._setup, all_started, indices)
             self._pool = ProcessPoolExecutor(self.num_workers, self._context, _start, arguments)
-            with processes.without_main():
-                # One more than there are processes: each starts one, but only the next tells the pool to watch it. The
-                # death of the last would go unnoticed, and the others would wait for it.
-                hellos = [self._pool.submit(_hello) for _ in range(self.num_workers + 1)]
-            self._processes = [process for process in multiprocessing.active_children() if process not in others]
             try:
+                try:
+                    # One more than there are processes: each starts one, but only the next tells the pool to watch it.
+                    # The death of the last would go unnoticed, and the others would wait for it.
+                    hellos = [self._submit(_hello) for _ in range(self.num_workers + 1)]
+                finally:
+                    self._processes = [child for child in multiprocessing.active_children() if child not in others]
                 for hello in hellos:
                     hello.result()
                 self._is_ready = True
@@ -162,13 +167,30 @@ class Executor:
         self._start_pool()
 
     def _submit_granted(self) -> None:
-        with processes.without_main():  # the pool starts a missing process when it is given work
-            while (number := self._rounds.next()) is not None:
-                try:
-                    self._futures[number] = self._pool.submit(_run_episode, number)
-                except BrokenProcessPool:
-                    self._rounds.lost(number)
+        while self._start_next():
+            pass
+
+    def _start_next(self) -> bool:
+        """Whether there was an episode that may start."""
+        number = self._rounds.next()
+        if number is None:
+            return False
+        try:
+            self._futures[number] = self._submit(_run_episode, number)
+        except BrokenProcessPool:
+            self._rounds.lost(number)
+            raise
+        return True
+
+    def _submit(self, function: Callable[..., Result], *arguments: int) -> Future[Result]:
+        """The pool starts a missing process when it is given work; while it breaks, with a pipe that it has closed."""
+        with processes.without_main():
+            try:
+                return self._pool.submit(function, *arguments)
+            except OSError as error:
+                if error.errno is not None:  # the system refused something
                     raise
+                raise BrokenProcessPool("it broke while it started a process") from error
 
     def _finish(self, future: Future[tuple[int, Segment]]) -> None:
         """Take what a worker has returned; an episode that failed there is run again."""
@@ -192,10 +214,7 @@ class Executor:
             return
         self._rounds.lost(number)
         time.sleep(rest_seconds)
-        with processes.without_main():
-            again = self._rounds.next()
-            assert again is not None
-            self._futures[again] = self._pool.submit(_run_episode, again)
+        self._start_next()
 
     def _finish_arrived(self) -> None:
         try:
