@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import settings, strategies
@@ -15,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from freerun.collectors.supervision import Silence, Supervisor
 from freerun.core import CollectorSettings, EnvFailure, Incident, NotFinite, UserError, WorkerDied
 from freerun.transport import processes
-from freerun.transport.deaths import Coroner, OutOfMemoryKills, is_stopped
+from freerun.transport.deaths import Coroner, is_stopped
 from freerun.transport.pulse import Pulse
 from freerun.transport.stacks import StackFile
 
@@ -130,22 +129,11 @@ def test_silence_counts_only_while_somebody_looks(monkeypatch: pytest.MonkeyPatc
     assert silence.seconds(1) <= 1.0
 
 
-def test_kills_for_lack_of_memory_are_told_from_others(tmp_path: Path) -> None:
-    counter = tmp_path / "memory.events"
-    counter.write_text("low 0\noom 3\noom_kill 2\n")
-    kills = OutOfMemoryKills([counter, tmp_path / "missing"])
-    assert kills.new_kills() == 0
-    counter.write_text("low 0\noom 4\noom_kill 3\n")
+def test_what_a_process_died_of() -> None:
     coroner = Coroner()
-    coroner._memory = kills
-    assert "lack of memory" in str(coroner.report(2, 17, -signal.SIGKILL))
     assert "which freerun did not send" in str(coroner.report(2, 18, -signal.SIGKILL))
     assert "SIGSEGV" in str(coroner.report(2, 19, -signal.SIGSEGV))
     assert "exit code 3" in str(coroner.report(2, 20, 3))
-
-
-def test_this_machine_has_a_counter_of_such_kills() -> None:
-    assert OutOfMemoryKills()._read()
 
 
 def stuck(stacks: StackFile, pulse: Pulse) -> None:

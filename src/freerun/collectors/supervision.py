@@ -217,6 +217,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._closing.wait(self._look_seconds):
+            self._coroner.look()
             pids = self._pids()
             states = {worker: self._at_work(worker) for worker in pids}
             beats = {worker: self._pulse.beats(worker) for worker in pids}
