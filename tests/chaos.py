@@ -103,7 +103,7 @@ def workers(run: OutsideRun, mode: str) -> list[psutil.Process]:
         try:
             is_worker = process.ppid() not in (run.process.pid, 1)
             if mode == "ray":
-                is_worker = "FreerunActor" in " ".join(process.cmdline())
+                is_worker = "FreerunActor." in " ".join(process.cmdline())  # within a call: not one that stands by
             if is_worker and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
                 found.append(process)
         except psutil.NoSuchProcess:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ class OutsideRun:
         self.process.kill()
         self.process.wait()
         self.output.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     @property
     def text(self) -> str:

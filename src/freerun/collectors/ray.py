@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any
 
 import cloudpickle
 import psutil
@@ -35,10 +34,10 @@ try:
     import ray
     from ray.actor import ActorHandle
     from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from freerun.collectors.ray_cluster import NodeWatch, connect, shortened
-    from freerun.collectors.ray_vitals import Sickbay, tell_every
+    from freerun.collectors.ray_spares import Actors
+    from freerun.collectors.ray_vitals import Sickbay, end_stopped, tell_every
 except ModuleNotFoundError as missing:
     if missing.name not in ("ray", "grpc"):
         raise
@@ -46,11 +45,12 @@ except ModuleNotFoundError as missing:
 
 from freerun.collectors.crew import SHORT_UNIT_SECONDS, Rest
 from freerun.collectors.exchange import Exchange
-from freerun.collectors.ray_actor import ActorSetup, FreerunActor, Hello, Played
+from freerun.collectors.ray_actor import ActorSetup, Hello, Played
 from freerun.collectors.ray_config import RayConfig
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.segments import SegmentRounds
-from freerun.transport import processes
+from freerun.transport.deaths import lack_of_memory
+from freerun.transport.memory_kills import OutOfMemoryKills
 
 logger = logging.getLogger("freerun")
 
@@ -115,11 +115,12 @@ class RayActors(Exchange):
         self._calls: dict[ray.ObjectRef, Peer] = {}
         self._resting: list[Rest] = []
         self._next_word = math.inf
+        self._memory = OutOfMemoryKills()
         self._closing = False
         self._pump = Thread(target=self._serve, name="freerun-ray", daemon=True)
         self._connection = connect(config, settings.num_workers)
         try:
-            self._setup = ray.put(
+            setup = ray.put(
                 ActorSetup(
                     cloudpickle.dumps((factory, policy)),
                     settings.seed,
@@ -130,6 +131,9 @@ class RayActors(Exchange):
                     tuple(path for path in sys.path if path),
                 )
             )
+            is_private = self._connection.is_private
+            num_spares = config.num_spares(settings.num_workers, is_private)
+            self._actors = Actors(setup, config.cpus_per_worker, num_spares, is_private, settings.step_timeout)
             self._start()
         except BaseException:
             self.close()
@@ -190,7 +194,10 @@ class RayActors(Exchange):
                         self._hear(reference)
                 self._look_at_nodes()
                 self._look_for_hung()
+                self._memory.look()
                 self._start_rested()
+                if self._num_ready() == self.num_workers:
+                    self._actors.tend()
                 self._say_if_nobody_works()
                 with self._changed:
                     self._deal()
@@ -282,24 +289,21 @@ class RayActors(Exchange):
 
     def _start_actor(self, index: int, node: str | None = None) -> Peer:
         first_episode = 0 if self._segments is None else self._segments.parts.next_episode(index)
-        where: Any = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
-        cpus = self._config.cpus_per_worker
-        # Up to one CPU, Ray itself sees to it that numpy has one thread.
-        runtime_env = {"env_vars": processes.ONE_THREAD} if cpus > 1 else None
-        actor = ray.remote(FreerunActor).options(
-            num_cpus=cpus, scheduling_strategy=where, max_restarts=0, max_task_retries=0, runtime_env=runtime_env
-        )
         key = self._sickbay.new_key()
-        handle = actor.remote(self._setup, first_episode, key)
+        handle = self._actors.take(node)
         room = 1 if self._segments is not None else self._config.envs_per_worker
         peer = Peer(index, handle, room, key)
         self._peers.append(peer)
-        self._expect(handle.start.remote(), peer)
+        self._expect(handle.start.remote(first_episode, key), peer)
         return peer
 
     def _death(self, peer: Peer, error: RayError) -> EnvFailure:
-        memory = isinstance(error, OutOfMemoryError)
-        failure = (OutOfMemory if memory else WorkerDied)(f"worker {peer.index} died: {shortened(error)}")
+        died = f"worker {peer.index} died: {shortened(error)}"
+        if isinstance(error, OutOfMemoryError):
+            failure: EnvFailure = OutOfMemory(died)
+        else:  # how it ended only its own machine knows
+            is_here = self._connection.is_private
+            failure = (lack_of_memory(died, self._memory) if is_here else None) or WorkerDied(died)
         failure.from_outside = True  # nobody knows better: its exit code is lost
         return failure
 
@@ -333,6 +337,10 @@ class RayActors(Exchange):
             hung = self._sickbay.judge(peer.index, peer.handle._actor_id.hex())
             if hung is not None:
                 self._replace(peer, hung)
+        if self._connection.is_private and (
+            self._actors.is_late() or any(self._sickbay.is_late(peer.index) for peer in self._peers)
+        ):
+            end_stopped({peer.hello.pid for peer in self._peers if peer.hello})
 
     def _forget(self, peer: Peer) -> None:
         """Nothing more is heard of it, whatever it may still do."""
@@ -388,6 +396,8 @@ class RayActors(Exchange):
             self._pump.join()
         peers = list(self._peers)
         if ray.is_initialized():
+            if hasattr(self, "_actors"):
+                self._actors.close()
             self._say_goodbye(peers)
             for peer in peers:
                 self._forget(peer)

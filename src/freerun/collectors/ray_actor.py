@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from freerun.collectors.ray_vitals import tell
 from freerun.collectors.rollout import in_order
 from freerun.collectors.worker import make_rollout
-from freerun.core import EnvFailure, RunSeed, Segment, UserError
+from freerun.core import EnvFactory, EnvFailure, Policy, RunSeed, Segment, UserError
 from freerun.transport.pulse import Vitals
 
 CALL_SECONDS = 0.02
@@ -63,25 +63,36 @@ class Played:
 class FreerunActor:
     """Failures are returned, not raised, so that they arrive as they are; Ray's own are raised."""
 
-    def __init__(self, setup: ActorSetup, first_episode: int, vitals_key: str):
+    def __init__(self, setup: ActorSetup):
         self._setup = setup
         self._vitals = Vitals()
-        self._vitals_key = vitals_key
         self._units: deque[int] = deque()  # granted and not begun
         self._num_held = 0  # granted and not handed over
         self._finished: Iterator[tuple[int, Segment]] = iter(())
-        self._episodes = itertools.count(first_episode, setup.num_workers)  # those of its segments
 
-    def start(self) -> Hello | Exception:
+    def warm(self) -> Exception | None:
+        """Import all that it takes to start, which is most of the time that it takes."""
+        try:
+            self._unpack()
+        except Exception as failure:
+            return _told(failure)
+        return None
+
+    def _unpack(self) -> tuple[EnvFactory, Policy]:
+        sys.path.extend(path for path in self._setup.import_paths if path not in sys.path)
+        factory, policy = pickle.loads(self._setup.factory_and_policy)
+        return factory, policy
+
+    def start(self, first_episode: int, vitals_key: str) -> Hello | Exception:
         try:
             setup = self._setup
-            sys.path.extend(path for path in setup.import_paths if path not in sys.path)
-            factory, policy = pickle.loads(setup.factory_and_policy)
-            tell(self._vitals_key, self._vitals, setup.tell_seconds)
+            factory, policy = self._unpack()
+            tell(vitals_key, self._vitals, setup.tell_seconds)
             self._rollout = make_rollout(factory, policy, setup.run_seed, setup.num_envs)
             self._rollout.vitals = self._vitals
             if setup.segment_steps is not None:
-                self._pieces = self._rollout.segments(setup.segment_steps, in_order(self._episodes))
+                episodes = itertools.count(first_episode, setup.num_workers)
+                self._pieces = self._rollout.segments(setup.segment_steps, in_order(episodes))
         except Exception as failure:
             return _told(failure)
         return Hello(ray.get_runtime_context().get_node_id(), os.getpid())

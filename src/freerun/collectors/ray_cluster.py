@@ -44,6 +44,9 @@ PRIVATE = {
     ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray would give its workers the cores that nobody else wants (15 below their learner): where there is other work,
+    # one that was killed would take many seconds to come back.
+    "RAY_worker_niceness": "0",
     "RAY_worker_register_timeout_seconds": "300",  # a hundred starting at once share few cores
 }
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from freerun.collectors.freerun import FreerunConfig
 from freerun.core import Demand, UserError
 
+MOST_SPARES = 4
+"""Where nothing was said: each takes some 100 MB."""
+
 
 @dataclass(frozen=True)
 class RayConfig:
@@ -20,6 +23,9 @@ class RayConfig:
     """What the cluster reserves for a worker: 1 for environments that compute, little for those that mostly wait."""
     ray_runtime_env: str | None = None
     """Your own code on other machines: a folder, or a JSON file with Ray's runtime_env."""
+    spare_workers: int | None = None
+    """Processes that stand by, so that a worker that fails is replaced at once (on a private Ray as many as there are
+    workers, 4 at most; elsewhere none)."""
     envs_per_worker: int = 1
     """Environments that a worker steps in turn, with one call of the policy for all: for environments that are fast."""
     segment_steps: int | None = None
@@ -29,11 +35,18 @@ class RayConfig:
         self._task  # noqa: B018 - it checks itself
         if self.cpus_per_worker < 0:
             raise UserError(f"--cpus-per-worker must be 0 or more, not {self.cpus_per_worker}")
+        if self.spare_workers is not None and self.spare_workers < 0:
+            raise UserError(f"--spare-workers must be 0 or more, not {self.spare_workers}")
         if self.ray_address not in ("local", "auto") and not re.fullmatch(r"(ray://)?[^/]+:\d+", self.ray_address):
             raise UserError(
                 f"--ray-address is local, auto, HOST:PORT or ray://HOST:PORT, not {self.ray_address!r}; the ports are "
                 "6379 and 10001 where nothing else was said"
             )
+
+    def num_spares(self, num_workers: int, is_private: bool) -> int:
+        if self.spare_workers is not None:
+            return self.spare_workers
+        return min(num_workers, MOST_SPARES) if is_private else 0
 
     @property
     def _task(self) -> FreerunConfig:

@@ -9,9 +9,10 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import psutil
 import ray
 from ray._private import state
 from ray.exceptions import RayError
@@ -94,7 +95,7 @@ class Sickbay:
         pid = _pid_on_this_node(actor_id)
         stopped = pid is not None and is_stopped(pid)
         limit = max(self._timeout, START_SECONDS) if working == "starting" else self._timeout
-        exists = working != "starting" or _is_alive(actor_id)  # or it waits for room in the cluster
+        exists = working != "starting" or is_alive(actor_id)  # or it waits for room in the cluster
         if not stopped and (working == "waiting" or not exists or seconds < limit):
             return None
         where = ""
@@ -111,9 +112,23 @@ class Sickbay:
                 os.kill(pid, signal.SIGKILL)
         return failure
 
+    def is_late(self, worker: int) -> bool:
+        """Whether it has been starting for longer than a step may take: it may be stopped, before Ray knows of it."""
+        return self._states.get(worker) == "starting" and self._silence.seconds(worker) >= self._timeout
+
     def forget(self, key: str) -> None:
         with contextlib.suppress(RayError):
             _internal_kv_del(key)
+
+
+def end_stopped(known: Collection[int]) -> None:
+    """Processes of a private Ray that a signal has stopped as they started, beside those that are known: Ray itself
+    would wait for them for ever."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, IndexError):
+            is_ray = process.cmdline()[0].startswith("ray::")
+            if is_ray and process.pid not in known and process.status() == psutil.STATUS_STOPPED:
+                process.kill()
 
 
 def _read(key: str) -> Told:
@@ -121,7 +136,7 @@ def _read(key: str) -> Told:
     return Told() if content is None else Told(**json.loads(content))
 
 
-def _is_alive(actor_id: str) -> bool:
+def is_alive(actor_id: str) -> bool:
     return bool(state.actors(actor_id).get("State") == "ALIVE")
 
 
