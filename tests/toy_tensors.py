@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ class Counting:
 
     is_capturable = False
 
-    def __init__(self, num_envs: int, device: str, fail_after: int | None, reports_final_obs: bool):
+    def __init__(self, num_envs: int, device: str, fail_after: int | None, reports_final_obs: bool, how: str = "raise"):
         self.spec = EnvSpec(
             spaces.Box(-np.inf, np.inf, (3,), np.float32),
             spaces.Box(-1.0, 1.0, (2,), np.float32),
@@ -29,7 +31,7 @@ class Counting:
         )
         self.num_envs, self.device = num_envs, torch.device(device)
         self._index = torch.arange(num_envs, device=self.device)
-        self._fail_after = fail_after
+        self._fail_after, self._how = fail_after, how
         self._num_steps = 0
         self.is_closed = False
 
@@ -43,16 +45,33 @@ class Counting:
     def step(self, action: Tensor) -> TensorStep:
         self._num_steps += 1
         if self._fail_after is not None and self._num_steps > self._fail_after:
-            raise ValueError("the rotor fell off")
+            self._fail()
         self._step = self._step + 1
         final_obs, reward = self._observe(), self._step.float()
         ended = self._step == self._index + 2
         self._step, self._episode = self._step * ~ended, self._episode + ended
         is_even = self._index % 2 == 0
         obs = self._observe()
+        if self._how in ("nan once", "nan always") and self._is_bad():
+            (reward if self._how == "nan once" else final_obs)[1] = torch.nan
         return TensorStep(
             obs, final_obs if self.spec.reports_final_obs else obs, reward, ended & is_even, ended & ~is_even
         )
+
+    def _is_bad(self) -> bool:
+        if self._fail_after is None:
+            return False
+        return self._num_steps == self._fail_after if self._how == "nan once" else self._num_steps >= self._fail_after
+
+    def _fail(self) -> None:
+        if self._how == "raise":
+            raise ValueError("the rotor fell off")
+        while self._how == "sleep":
+            time.sleep(1000)
+        if self._how == "lock":  # of which no signal wakes it
+            c, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+            c.pthread_mutex_lock(mutex)
+            c.pthread_mutex_lock(mutex)
 
     def metrics(self) -> Metrics:
         return {"simulator/steps": float(self._num_steps)}
@@ -62,9 +81,15 @@ class Counting:
 
 
 def build(
-    name: str, num_envs: int, device: str, seed: int, fail_after: int | None = None, reports_final_obs: bool = True
+    name: str,
+    num_envs: int,
+    device: str,
+    seed: int,
+    fail_after: int | None = None,
+    reports_final_obs: bool = True,
+    how: str = "raise",
 ) -> Any:
-    return Counting(num_envs, device, fail_after, reports_final_obs)
+    return Counting(num_envs, device, fail_after, reports_final_obs, how)
 
 
 class Elsewhere(Counting):

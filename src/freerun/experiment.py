@@ -87,6 +87,8 @@ def run(
                 learn = functools.partial(
                     train, algorithm, collector, budget, ledger, record.sinks, record.gauges, record.shares
                 )
+                if hasattr(collector, "simulator_watch"):
+                    collector.simulator_watch.when_stuck = record.abandon
                 if hasattr(collector, "beside"):
                     collector.beside(learn)
                 else:

@@ -49,7 +49,7 @@ from freerun.telemetry.timeline import Recording, Timeline
 from freerun.telemetry.trace import write_trace
 from freerun.telemetry.tracking import TrackedRun
 from freerun.telemetry.web_page import WebPage
-from freerun.transport.signals import interruptible
+from freerun.transport.signals import GRACE_SECONDS, interruptible
 from freerun.transport.tracks import Tracks
 from freerun.version import VERSION
 

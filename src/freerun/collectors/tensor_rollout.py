@@ -10,6 +10,7 @@ from torch import Tensor
 
 from freerun.capture import Repeated, fused
 from freerun.core import Acceleration, EnvFailure, FloatArray, TensorActor, TensorEnv, TensorSegment
+from freerun.transport.pulse import Vitals
 
 
 class TensorRollout:
@@ -23,6 +24,7 @@ class TensorRollout:
         self.env = env
         self._actor = actor
         self._version = -1
+        self.vitals = Vitals()
         self._device = env.device
         space, action_space = env.spec.observation_space, env.spec.action_space
         discrete = not isinstance(action_space, spaces.Box)
@@ -58,6 +60,13 @@ class TensorRollout:
                 self._actor.load(weights)
             self._version = version
 
+    def begin_anew(self) -> None:
+        """All episodes are given up."""
+        with torch.cuda.stream(self._stream):
+            self._obs.copy_(self.env.reset())
+            self._return.zero_()
+            self._length.zero_()
+
     def collect(self) -> TensorSegment:
         """The next steps of all environments. They are there when this returns, on whatever stream they are used."""
         started = time.perf_counter()
@@ -77,6 +86,7 @@ class TensorRollout:
     def _play(self) -> None:
         record = self._record
         for row in range(len(record.reward)):
+            self.vitals.beat()
             action, log_prob = self._actor.act(self._obs)
             record.obs[row].copy_(self._obs)
             record.action[row].copy_(action.reshape(record.action[row].shape))

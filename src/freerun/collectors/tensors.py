@@ -13,7 +13,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from freerun.collectors.segments import refuse_episodes
+from freerun.collectors.supervision import Supervisor
+from freerun.collectors.tensor_guard import Guarded, reject
 from freerun.collectors.tensor_rollout import TensorRollout
+from freerun.collectors.tensor_watch import SimulatorWatch
 from freerun.core import (
     CollectorSettings,
     Counts,
@@ -72,7 +75,7 @@ class TensorCollector:
         self._tracks = settings.tracks
         self.simulator_log = SimulatorLog(envs)
         assert isinstance(settings.seed, int)  # several learners have other environments
-        self._rollouts = [
+        rollouts = [
             TensorRollout(env, policy.on(env.device, settings.seed + place), num_steps, settings.acceleration)
             for place, env in enumerate(envs)
         ]
@@ -81,6 +84,16 @@ class TensorCollector:
         before = settings.start.counts
         self._book = replace(before, episodes_started=before.episodes_started + num_envs, episodes_in_flight=num_envs)
         self._changed = threading.Condition()
+        supervisor = Supervisor(settings, tolerant=True)
+        self.simulator_watch = SimulatorWatch(settings.step_timeout, supervisor)
+        self._rollouts = [
+            Guarded(rollout, place, supervisor, self.simulator_watch, self._reject)
+            for place, rollout in enumerate(rollouts)
+        ]
+
+    def _reject(self, worker: int, segment: TensorSegment) -> None:
+        with self._changed:
+            reject(self._book, worker, segment)
 
     def counts(self) -> Counts:
         with self._changed:
@@ -105,6 +118,7 @@ class TensorCollector:
         return segment
 
     def close(self) -> None:
+        self.simulator_watch.close()
         for rollout in self._rollouts:
             rollout.env.close()
 
