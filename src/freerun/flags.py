@@ -68,6 +68,8 @@ class Flags:
                 options = resuming.settings_of(resumed, first.resume, first.mode)
         elif first.config is not None:
             options = read_json(first.config)
+            if options.get("run_dir") is not None and not any(word.startswith("--run-dir") for word in rest):
+                raise UserError(f"{first.config} names a folder to write to: give it yourself as --run-dir")
             if first.mode == auto.AUTO and options.get("mode") in registry.MODES:
                 options = resuming.in_mode(
                     options, TrainConfig.mode

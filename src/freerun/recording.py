@@ -30,7 +30,7 @@ from freerun.persistence.files import Lines
 from freerun.persistence.incidents import IncidentFile
 from freerun.persistence.keeper import Interval, Keeper
 from freerun.persistence.run_folder import RunFolder, pack_policy
-from freerun.persistence.secrecy import without_secrets
+from freerun.persistence.secrecy import Veil, without_secrets
 from freerun.persistence.state import check_fit
 from freerun.registry import TRACKERS
 from freerun.telemetry.background import Background
@@ -82,6 +82,7 @@ class Recorder:
         self._is_follower = is_follower
         self._kept_settings = without_secrets({**run.settings, "run_dir": None})
         self._dials: list[Dial] = []
+        self._veil = Veil(run.settings)
         self.page: str | None = None
         """Address of the web page that shows the run, with --watch."""
         self.is_kept = True
@@ -97,11 +98,11 @@ class Recorder:
             folder.create()
             stack.callback(folder.claim())
         origin.sign(folder.path, self._kept_settings)
-        run.incidents.open(folder.path)
-        stack.callback(LogFile(folder.log_path).close)
-        trackers = _trackers(TrackedRun(folder.path, self._kept_settings, config.tracking))
+        run.incidents.open(folder.path, self._veil.cover)
+        stack.callback(LogFile(folder.log_path, self._veil.cover).close)
+        trackers = _trackers(TrackedRun(folder.path, self._kept_settings, config.tracking, self._veil.has_secrets))
         self._lines = {
-            name: Lines(folder.path / f"{name}.jsonl", resumed.state["lines"][name] if resumed else None)
+            name: Lines(folder.path / f"{name}.jsonl", _mark(resumed.state, name) if resumed else None)
             for name in ("metrics", "ledger")
         }
         run.ledger.write_to(self._lines["ledger"])
@@ -185,7 +186,7 @@ class Recorder:
         names = ("mode", "algo", "env", "seed", "num_workers", "num_learners")
         summary = {
             "outcome": outcome,
-            **({} if error is None else {"error": error}),
+            **({} if error is None else {"error": self._veil.cover(error)}),
             **{name: run.settings[name] for name in names},
             "startup_seconds": run.startup_seconds,
             **_figures(run.ledger, run.collector.counts(), run.incidents.by_kind, wall_seconds),
@@ -196,6 +197,15 @@ class Recorder:
         policy = pack_policy(run.algorithm.policy.arrays, run.algorithm.policy.describe())
         self.is_kept = self._folder.write_results(policy, summary) and has_checkpoint
         return summary
+
+    def abandon(self, failure: Exception) -> None:
+        """The thread that should end the run never will: keep what was learned, say why, and end the process."""
+        try:
+            self.finish("failed", str(failure))
+            self._stack.close()
+        finally:
+            print(f"freerun: {failure}", file=sys.stderr, flush=True)
+            os._exit(1)
 
     def __enter__(self) -> Recorder:
         return self
@@ -241,15 +251,26 @@ def restore(state: Mapping[str, Any], algorithm: Algorithm, ledger: Ledger) -> S
     """The algorithm and the books as they were; where collecting goes on."""
     import torch
 
-    check_fit(state["algorithm"], algorithm.state_dict())
     try:
+        check_fit(state["algorithm"], algorithm.state_dict())
         algorithm.load_state_dict(state["algorithm"])
         torch.set_rng_state(state["torch_rng"])
         ledger.load_state_dict(state["ledger"])
         ledger.seconds_before = float(state["wall_seconds"])
         return ledger.start(Counts(**state["counts"]))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"the checkpoint does not fit this run: {error}") from None
+
+
+def _mark(state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Where a file stood when the checkpoint was written."""
+    try:
+        mark = state["lines"][name]
+        if isinstance(mark["bytes"], int) and mark["bytes"] >= 0 and isinstance(mark["sha256"], str):
+            return dict(mark)
+    except (LookupError, TypeError):
+        pass
+    raise UserError(f"the checkpoint does not fit this run: it does not say where {name}.jsonl stood")
 
 
 # ---------------------------------------------------------------------------------------------- the parts

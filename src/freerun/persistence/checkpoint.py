@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save
 
 from freerun.core import UserError
 from freerun.persistence import rings
-from freerun.persistence.files import read_json, sha256_of, sync_folder, write_durably
+from freerun.persistence.files import read_json, refuse_huge, sha256_of, sync_folder, write_durably
 from freerun.persistence.rings import KeptRing, Rows
 from freerun.persistence.state import Packer, unpack
 
@@ -90,8 +90,11 @@ def verify(path: Path, known_rows: Collection[str] = ()) -> dict[str, str]:
                 continue
             if not (path / name).is_file():
                 raise Damaged(f"{name} is missing")
+            refuse_huge(path / name)
             if sha256_of(path / name) != sha256:
                 raise Damaged(f"{name} is not what was written (its SHA-256 differs)")
+    except UserError as error:
+        raise Damaged(str(error)) from None
     except UnicodeDecodeError:
         raise Damaged(f"{MANIFEST} is not one that freerun wrote") from None
     except OSError as error:

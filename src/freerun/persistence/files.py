@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from freerun.core import UserError
 
 logger = logging.getLogger("freerun")
@@ -55,6 +57,13 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def refuse_huge(path: Path) -> None:
+    """A file with holes takes no room on a disk, and all of a machine's memory when it is read."""
+    size, memory = path.stat().st_size if path.is_file() else 0, psutil.virtual_memory().total
+    if size > memory / 2:
+        raise UserError(f"{path} has {size >> 30} GiB, more than half of this machine's memory: it is not read")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """An object; whatever else a file may hold is refused with one sentence, and so is one that is too large."""
     try:
@@ -95,7 +104,7 @@ class Lines:
         os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def _go_on(self, keep: dict[str, Any]) -> None:
-        content = os.pread(self._descriptor, int(keep["bytes"]), 0)
+        content = os.pread(self._descriptor, min(keep["bytes"], os.fstat(self._descriptor).st_size), 0)
         content = content[: content.rfind(b"\n") + 1]
         self._digest.update(content)
         self._size = len(content)

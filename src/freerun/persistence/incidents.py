@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -30,13 +31,14 @@ class IncidentFile:
         self._folder: Path | None = None
         self._file: TextIO | None = None
         self._num_kept_aside = 0
+        self._cover: Callable[[str], str] = str
         self.by_kind: Counter[str] = Counter()
 
-    def open(self, folder: Path) -> None:
-        """Of a run; of the next one, if the workers serve several."""
+    def open(self, folder: Path, cover: Callable[[str], str] = str) -> None:
+        """Of a run; of the next one, if the workers serve several. `cover` takes out what no file may hold."""
         with self._lock:
             self._close()
-            self._folder = folder
+            self._folder, self._cover = folder, cover
             for incident in self._waiting:
                 self._write(incident)
             self._waiting = []
@@ -72,6 +74,7 @@ class IncidentFile:
             for field in dataclasses.fields(incident)
             if field.name != "evidence"
         }
+        line["text"] = self._cover(incident.text)
         if incident.evidence is not None and self._num_kept_aside < MOST_KEPT_ASIDE:
             self._num_kept_aside += 1
             line["kept_in"] = str(self._keep_aside(incident).relative_to(self._folder))
@@ -92,6 +95,6 @@ class IncidentFile:
             path, number = folder / f"{name}-{number}.npz", number + 1
         arrays = {name: getattr(incident.evidence, name) for name in SEGMENT_ARRAYS}
         np.savez_compressed(path, allow_pickle=False, **arrays)
-        about = {"episode": incident.episode, "seed": incident.seed, "text": incident.text}
+        about = {"episode": incident.episode, "seed": incident.seed, "text": self._cover(incident.text)}
         write_atomically(path.with_suffix(".json"), (json.dumps(about, indent=2) + "\n").encode())
         return path

@@ -27,7 +27,8 @@ KEY_BYTES = 32
 
 
 def code_in(options: Mapping[str, Any]) -> list[str]:
-    """What these settings would have imported, fetched or trusted: names of callables, modules, folders, clusters."""
+    """What these settings would have imported, fetched, trusted or told: callables, modules, folders, clusters, and
+    where a run's figures would go."""
     found = [options.get(name) for name in ("env", "network", "termination")]
     env_args = options.get("env_args")
     if isinstance(env_args, Mapping):
@@ -38,6 +39,11 @@ def code_in(options: Mapping[str, Any]) -> list[str]:
     names += [options.get(name) for name in ("cyborg_path", "ray_runtime_env")]
     if options.get("ray_address") not in ("local", "auto"):
         names.append(options.get("ray_address"))
+    track = options.get("track") or ()
+    if "wandb" in track:
+        names.append(options.get("wandb_entity"))
+    if "prometheus" in track and options.get("prometheus_host") not in ("127.0.0.1", "localhost", "::1"):
+        names.append(options.get("prometheus_host"))
     return sorted({str(name) for name in names if name is not None})
 
 

@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from freerun.core import Array, FloatArray, UserError
-from freerun.persistence.files import read_json, write_atomically
+from freerun.persistence.files import read_json, refuse_huge, write_atomically
+from freerun.persistence.links import refuse_links_out
 
 logger = logging.getLogger("freerun")
 
@@ -63,6 +64,7 @@ class RunFolder:
 
     def claim(self) -> Callable[[], None]:
         """Nobody else may write here until the function that is returned is called, or this process ends."""
+        refuse_links_out(self.path)
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,6 +113,7 @@ def pack_policy(arrays: Mapping[str, FloatArray], description: Mapping[str, Any]
 
 def read_policy(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """Its arrays, and what it takes to build it again."""
+    refuse_huge(path)
     try:
         with safe_open(path, "numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict

@@ -30,6 +30,7 @@ def draw(panels: Sequence[Panel], output: Path) -> None:
 
 
 def _as_picture(panels: Sequence[Panel], output: Path) -> None:
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -51,7 +52,8 @@ def _as_picture(panels: Sequence[Panel], output: Path) -> None:
     if tallest:
         patches = [Patch(color=f"#{bytes(color).hex()}", label=name) for name, color in STATE_COLORS.items()]
         figure.legend(handles=patches, loc="outside lower center", ncols=6, frameon=False, fontsize="small")
-    figure.savefig(output)
+    with rc_context({"text.parse_math": False}):  # names are names, whatever is in them
+        figure.savefig(output)
 
 
 def _draw_rows(axes: Any, rows: Rows) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from freerun.core import Array, UserError
 from freerun.persistence.files import read_json
+from freerun.persistence.records import read_records
 from freerun.plots.panels import Line, Panel
 
 NUM_POINTS = 100
@@ -26,7 +27,9 @@ def curves(run_dirs: Sequence[Path], metric: str, x_metric: str) -> list[Panel]:
     differing = _differing(list(configs.values()))
     for path, config in configs.items():
         name = " ".join(str(config.get("mode")) if key == "mode" else f"{key}={config.get(key)}" for key in differing)
-        groups.setdefault((str(config["env"]), name or str(config["mode"])), []).append(_read(path, metric, x_metric))
+        groups.setdefault((str(config.get("env")), name or str(config.get("mode"))), []).append(
+            _read(path, metric, x_metric)
+        )
     panels: dict[str, Panel] = {}
     for (env, name), runs in groups.items():
         panel = panels.setdefault(env, Panel(env, x_metric.replace("_", " "), metric.replace("_", " ")))
@@ -48,8 +51,7 @@ def _differing(configs: list[dict[str, Any]]) -> list[str]:
 
 
 def _read(path: Path, metric: str, x_metric: str) -> tuple[Array, Array]:
-    with (path / "metrics.jsonl").open(encoding="utf-8") as file:
-        records = [json.loads(line) for line in file if line.endswith("\n")]
+    records = list(read_records(path / "metrics.jsonl"))
     points = [(each[x_metric], each[metric]) for each in records if None not in (each.get(x_metric), each.get(metric))]
     if not points:
         known = sorted({name for record in records for name in record})

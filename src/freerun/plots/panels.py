@@ -87,8 +87,13 @@ def scaling(run_dirs: Sequence[Path]) -> list[Panel]:
     points: dict[str, dict[int, list[float]]] = {}
     for path in run_dirs:
         summary = read_json(path / "summary.json")
-        of_mode = points.setdefault(str(summary["mode"]), {})
-        of_mode.setdefault(int(summary["num_workers"]), []).append(float(summary["steps_per_second"]))
+        try:
+            num_workers, rate = int(summary["num_workers"]), float(summary["steps_per_second"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise UserError(
+                f"{path / 'summary.json'} does not say how fast the run was with how many workers"
+            ) from None
+        points.setdefault(str(summary.get("mode")), {}).setdefault(num_workers, []).append(rate)
     lines = []
     for mode, rates in sorted(points.items()):
         workers = sorted(rates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 logger = logging.getLogger("freerun")
@@ -13,10 +14,20 @@ class _File(logging.FileHandler):
         """A full disk must not end a run: what was said is on the terminal too."""
 
 
+class _Covered(logging.Formatter):
+    def __init__(self, cover: Callable[[str], str]):
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+        self._cover = cover
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._cover(super().format(record))
+
+
 class LogFile:
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, cover: Callable[[str], str]):
+        """`cover` takes out of a text what no file may hold."""
         self._file = _File(path, encoding="utf-8")
-        self._file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._file.setFormatter(_Covered(cover))
         # Python prints warnings by itself only while nobody handles them.
         by_default = logging.lastResort if not logger.hasHandlers() else None
         self._handlers = [self._file, *([by_default] if by_default is not None else [])]

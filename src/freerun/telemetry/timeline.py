@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from freerun.core import Array, Counts, Metrics, State
+from freerun.core import Array, Counts, Metrics, State, UserError
 from freerun.telemetry.machine import Machine
 from freerun.transport.tracks import NUM_STATES, Block, Tracks, TracksReader
 
@@ -28,6 +28,8 @@ FINE_SECONDS = 120.0
 """So long every block is written as it is; later they are merged, to at most so many a second:"""
 BLOCKS_PER_SECOND = 100
 TRACK, START, SECONDS = 0, 1, 2
+MOST_TRACKS, MOST_SECONDS, MOST_LINE_BYTES = 20_000, 1e10, 64 << 20
+"""More than that no run has written."""
 STATE_NAMES = tuple(state.name.lower().replace("_", "-") for state in State)
 
 
@@ -100,9 +102,12 @@ def _recorded_seconds(path: Path, tracks: list[str]) -> float | None:
         if lines and not lines[-1].endswith(b"\n"):
             file.truncate(sum(map(len, lines[:-1])))
             lines.pop()
-    if not lines or json.loads(lines[0]).get("tracks") != tracks:
+    try:
+        if not lines or read_head(lines[0]).tracks != tracks:
+            return None
+        return read_moment(lines[-1], len(tracks)).at if len(lines) > 1 else 0.0
+    except ValueError:  # no run wrote that
         return None
-    return float(json.loads(lines[-1]).get("at", 0.0))
 
 
 class Merger:
@@ -145,15 +150,43 @@ class Moment(NamedTuple):
     """[N, 2 + states]: track, start, and the seconds in each state."""
 
 
-def read_moment(line: str | bytes) -> Moment:
-    content = json.loads(line)
-    packed = content.pop("blocks")
-    blocks = np.zeros((len(packed), START + 1 + NUM_STATES), np.float64)
-    for row, (track, start, *spent) in enumerate(packed):
-        blocks[row, TRACK], blocks[row, START] = track, start
-        for place in range(0, len(spent), 2):
-            blocks[row, SECONDS + int(spent[place])] = spent[place + 1]
-    return Moment(content.pop("at"), content, blocks)
+class Head(NamedTuple):
+    """What the first line says."""
+
+    tracks: list[str]
+    began: float
+    """Seconds since 1970."""
+
+
+def read_head(line: str | bytes) -> Head:
+    """ValueError where it is none: a folder may come from anywhere."""
+    try:
+        content = json.loads(line)
+        tracks, began = content["tracks"], float(content["began"])
+    except (KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(tracks, list) or len(tracks) > MOST_TRACKS or not all(isinstance(name, str) for name in tracks):
+        raise ValueError("these are no tracks")
+    return Head(tracks, began)
+
+
+def read_moment(line: str | bytes, num_tracks: int) -> Moment:
+    """ValueError where it is none."""
+    try:
+        content = json.loads(line)
+        at, packed = float(content.pop("at")), content.pop("blocks")
+        blocks = np.zeros((len(packed), START + 1 + NUM_STATES), np.float64)
+        for row, (track, start, *spent) in enumerate(packed):
+            blocks[row, TRACK], blocks[row, START] = track, start
+            for place in range(0, len(spent), 2):
+                blocks[row, SECONDS + range(NUM_STATES)[spent[place]]] = spent[place + 1]
+        figures = {name: float(value) for name, value in content.items() if isinstance(value, int | float)}
+    except (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    tracks, sizes = blocks[:, TRACK], np.abs(np.append(blocks, at))
+    if not (sizes < MOST_SECONDS).all() or not ((tracks >= 0) & (tracks < num_tracks)).all():
+        raise ValueError("numbers that no run wrote")
+    return Moment(at, figures, blocks)
 
 
 class Recording:
@@ -161,11 +194,11 @@ class Recording:
 
     def __init__(self, path: Path):
         self.path = path
-        with path.open(encoding="utf-8") as file:
-            head = json.loads(file.readline())
-        self.tracks: list[str] = head["tracks"]
-        self.began: float = head["began"]
-        """Seconds since 1970."""
+        with path.open("rb") as file:
+            try:
+                self.tracks, self.began = read_head(file.readline(MOST_LINE_BYTES))
+            except ValueError:
+                raise UserError(f"{path} does not begin as freerun writes it") from None
 
     @classmethod
     def of(cls, run_dir: Path) -> Recording | None:
@@ -174,11 +207,13 @@ class Recording:
         return cls(path) if path.is_file() and path.stat().st_size else None
 
     def moments(self) -> Iterator[Moment]:
-        with self.path.open(encoding="utf-8") as file:
-            file.readline()
-            for line in file:
-                if line.endswith("\n"):  # the last one may be under way
-                    yield read_moment(line)
+        with self.path.open("rb") as file:
+            file.readline(MOST_LINE_BYTES)
+            while (line := file.readline(MOST_LINE_BYTES)).endswith(b"\n"):  # the last one may be under way
+                try:
+                    yield read_moment(line, len(self.tracks))
+                except ValueError:
+                    raise UserError(f"{self.path} has a line that freerun did not write") from None
 
     def grid(self, cell_seconds: float = 0.0625) -> Grid:
         grid = Grid(len(self.tracks), cell_seconds=cell_seconds)

@@ -46,3 +46,5 @@ class TrackedRun:
     config: Mapping[str, Any]
     """Flat, as in config.json."""
     tracking: TrackingConfig
+    has_secrets: bool = False
+    """Some were left out of it: the command line, which holds them, must not be told of either."""

@@ -27,7 +27,9 @@ class WeightsAndBiases:
                 config=dict(config),
                 dir=str(run.path),
                 mode=options.wandb_mode,
-                settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
+                settings=wandb.Settings(
+                    silent=True, console="off", x_disable_stats=True, x_disable_meta=run.has_secrets
+                ),
             )
         except wandb.Error as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 
 import numpy as np
 
 from freerun.core import Array
+from freerun.persistence.records import MOST_NAMES, read_record
 
+LAG_SHARE = re.compile(r"lag_share/\d{1,9}", re.ASCII)
 MOST_POINTS = 2000
 
 
@@ -28,7 +30,7 @@ class Curves:
         self._last_step = 0.0
 
     def add_line(self, line: str | bytes) -> None:
-        record: dict[str, float | None] = json.loads(line)
+        record = read_record(line)
         self.num_updates += 1
         self.newest = record
         self._count_lags(record)
@@ -39,7 +41,7 @@ class Curves:
     def _count_lags(self, record: dict[str, float | None]) -> None:
         step = record.get("step") or 0.0
         """They leave the record: there may be a great many of them."""
-        for name in [name for name in record if name.startswith("lag_share/")]:
+        for name in [name for name in record if LAG_SHARE.fullmatch(name)]:
             lag = int(name.partition("/")[2])
             self.lag_steps[lag] = self.lag_steps.get(lag, 0.0) + (record.pop(name) or 0.0) * (step - self._last_step)
         self._last_step = step
@@ -47,7 +49,7 @@ class Curves:
     def _add_point(self) -> None:
         for record in self._pending:
             for name in record:
-                if name not in self._names:
+                if name not in self._names and len(self._names) < MOST_NAMES:
                     self._names[name] = len(self._names)
                     self._rows = np.hstack([self._rows, np.full((len(self._rows), 1), np.nan)])
         if self._num_points == len(self._rows):

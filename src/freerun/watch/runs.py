@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -12,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from freerun.core import Array
+from freerun.core import Array, UserError
+from freerun.persistence.files import read_json
 from freerun.telemetry.figures import FIGURES, advise, mean_record
-from freerun.telemetry.timeline import STATE_NAMES, Grid, Moment, read_moment, spread
+from freerun.telemetry.timeline import MOST_LINE_BYTES, STATE_NAMES, Grid, Moment, read_head, read_moment, spread
 from freerun.watch.curves import Curves
 
 CONFIG, SUMMARY = "config.json", "summary.json"
@@ -46,6 +48,8 @@ class Growing:
                 chunk = file.read(MOST_BYTES_AT_ONCE)
                 while chunk and b"\n" not in chunk and (more := file.read(MOST_BYTES_AT_ONCE)):
                     chunk += more
+                    if len(chunk) > MOST_LINE_BYTES:  # no run wrote that
+                        return
         except OSError:
             return
         whole = chunk[: chunk.rfind(b"\n") + 1]
@@ -68,11 +72,14 @@ class WatchedTimeline:
     def look(self) -> None:
         moments: list[Moment] = []
         for place, line in self._file.new_lines():
-            if self._grid is None:
-                self.tracks = json.loads(line)["tracks"]
-                self._grid = Grid(len(self.tracks))
+            try:
+                if self._grid is None:
+                    self.tracks = read_head(line).tracks
+                    self._grid = Grid(len(self.tracks))
+                    continue
+                moment = read_moment(line, len(self.tracks))
+            except ValueError:  # no run wrote that
                 continue
-            moment = read_moment(line)
             moments.append(moment)
             self._places.append((moment.at, place))
             self.figures = moment.figures or self.figures
@@ -105,7 +112,7 @@ class WatchedTimeline:
             return self._cache[place]
         with self._file.path.open("rb") as file:
             file.seek(place)
-            moment = self._cache[place] = read_moment(file.readline())
+            moment = self._cache[place] = read_moment(file.readline(), len(self.tracks))
         if len(self._cache) > LINES_CACHED:
             self._cache.popitem(last=False)
         return moment
@@ -128,11 +135,13 @@ class WatchedRun:
 
     def look(self) -> None:
         for _, line in self._metrics.new_lines():
-            self.curves.add_line(line)
-            self._recent = [*self._recent[-MOST_RECENT + 1 :], self.curves.newest]
+            with contextlib.suppress(ValueError):  # a line that no run wrote
+                self.curves.add_line(line)
+                self._recent = [*self._recent[-MOST_RECENT + 1 :], self.curves.newest]
         for _, line in self._incidents_file.new_lines():
-            self.incidents = [*self.incidents[-MOST_INCIDENTS + 1 :], json.loads(line)]
-            self.num_incidents += 1
+            with contextlib.suppress(ValueError, RecursionError):
+                self.incidents = [*self.incidents[-MOST_INCIDENTS + 1 :], json.loads(line)]
+                self.num_incidents += 1
         self.timeline.look()
 
     # ------------------------------------------------------------------------------------------ what the page shows
@@ -221,10 +230,9 @@ def _ledger(summary: dict[str, Any], newest: dict[str, float | None]) -> dict[st
 
 def read_or_empty(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except UserError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _tail(path: Path) -> str:
