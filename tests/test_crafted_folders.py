@@ -175,6 +175,7 @@ TEXTS = {
 @pytest.mark.parametrize("name", ["config.json", "summary.json"])
 def test_json_that_makes_no_sense(name: str, text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / name).write_text(TEXTS[text])
+    page(folder)
     for words in commands(folder):
         assert main(words) in (0, 2), words
         assert "Traceback" not in capsys.readouterr().err

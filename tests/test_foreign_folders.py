@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 import freerun
 from freerun.cli import main
-from freerun.core import UserError
-from freerun.persistence import origin
+from freerun.core import EnvFailure, UserError
+from freerun.persistence import origin, secrecy
 
 QUICK: dict[str, Any] = {"total_episodes": 4, "episodes_per_update": 2, "quiet": True, "mode": "sequential"}
 
@@ -117,3 +117,41 @@ def test_secrets_are_in_no_file_and_must_be_given_again(run_dir: Path, capsys: p
     assert main(words) == 2
     assert "--env-args api_token is a secret, which no file keeps" in capsys.readouterr().err
     assert main([*words, "--env-args", "api_token", secret, "url", url]) == 0
+
+
+def test_secrets_of_the_environment_and_numbers_are_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    options = {
+        "env_args": {"password": 12345, "num_tokens": 7, "note": "0123456789abcdef", "quick": "false", "api_key": True},
+        "wandb_group": "0123456789abcdef",
+        "ray_address": "ray://me:hunter3@host:10001",
+        "env": "CartPole-v1",
+    }
+    kept = secrecy.without_secrets(options)
+    hidden = secrecy.HIDDEN
+    assert kept["env_args"] == {
+        "password": hidden,
+        "num_tokens": 7,
+        "note": hidden,
+        "quick": "false",
+        "api_key": True,
+    }
+    assert (kept["wandb_group"], kept["ray_address"], kept["env"]) == (hidden, hidden, "CartPole-v1")
+    with pytest.raises(UserError, match="--wandb-group holds a secret"):
+        secrecy.refuse_hidden({"wandb_group": hidden})
+    veil = secrecy.Veil(options)
+    assert veil.has_secrets
+    told = veil.cover("cannot reach https://you:pw@example.org/x with 0123456789abcdef after 12345 tries")
+    assert told == f"cannot reach https://{hidden}@example.org/x with {hidden} after 12345 tries"
+    assert not secrecy.Veil({"env_args": {"n": 3}}).has_secrets
+
+
+def test_an_error_that_holds_a_secret_is_covered_wherever_it_is_written(run_dir: Path) -> None:
+    secret = "hunter2-and-more"
+    with pytest.raises(EnvFailure, match=secret):
+        freerun.train("toy_envs:Babbles", env_args={"api_token": secret}, run_dir=run_dir, **QUICK)
+    texts = {path.name: path.read_text(errors="replace") for path in run_dir.rglob("*") if path.is_file()}
+    assert not [name for name, text in texts.items() if secret in text]
+    for name in ("log.txt", "incidents.jsonl", "summary.json"):
+        assert f"refused: {secrecy.HIDDEN}" in texts[name], name

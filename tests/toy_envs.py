@@ -312,6 +312,17 @@ class WithToken(OneBit):
         super().__init__()
 
 
+class Babbles(WithToken):
+    """Its errors say more than they should."""
+
+    def __init__(self, api_token: str = "", url: str = ""):
+        super().__init__()
+        self._api_token = api_token
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        raise ConnectionError(f"refused: {self._api_token}")
+
+
 def leave_a_mark(command: str) -> None:
     """What somebody might have the user's machine do."""
     Path(command).touch()

@@ -201,6 +201,10 @@ class Recorder:
     def abandon(self, failure: Exception) -> None:
         """The thread that should end the run never will: keep what was learned, say why, and end the process."""
         try:
+            self._keeper.ask_to_stop()
+            deadline = time.monotonic() + GRACE_SECONDS
+            while not self._keeper.is_at_rest and time.monotonic() < deadline:
+                time.sleep(0.05)
             self.finish("failed", str(failure))
             self._stack.close()
         finally:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from freerun.collectors.ray import RayActors
 from freerun.collectors.ray_actor import Played
 from freerun.collectors.ray_cluster import private_environment
 from freerun.collectors.ray_config import RayConfig
-from freerun.core import CollectorSettings, Demand
+from freerun.collectors.ray_vitals import end_stopped
+from freerun.core import CollectorSettings, Demand, UserError
 from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.telemetry.ledger import Ledger
+from freerun.transport.deaths import is_stopped
 
 SETTINGS: dict[str, Any] = {"total_episodes": 60, "episodes_per_update": 20, "num_epochs": 1, "quiet": True}
 
@@ -167,3 +170,59 @@ def test_an_actor_killed_on_segments_leaves_its_episodes_cut_and_training_goes_o
     assert 0 < ledger["cut"] <= 4
     assert ledger["started"] == ledger["trained"] + ledger["handed_over_untrained"] + ledger["cut"]
     assert ray.is_initialized(), "it was there before the run"
+
+
+@pytest.mark.usefixtures("ray_nodes")
+def test_a_spare_worker_takes_the_place_of_one_that_was_killed() -> None:
+    factory = GymnasiumFactory("toy_envs:Audit", {"short": 5, "long": 5})
+    policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
+    collector = RayActors(factory, policy, CollectorSettings(2, 1, seed=3), RayConfig(spare_workers=1))
+    ledger = Ledger()
+
+    def play_until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition() and time.monotonic() < deadline:
+            ledger.account(collector.collect(Demand(episodes=10)))
+            ledger.trained()
+            ledger.check_balance(collector.counts())
+        assert condition()
+
+    try:
+        collector.publish(policy.weights, 0)
+        play_until(lambda: bool(collector._actors._spares))
+        (spare,) = collector._actors._spares
+        lost = collector._peers[0]
+        assert lost.hello
+        os.kill(lost.hello.pid, signal.SIGKILL)
+        play_until(lambda: spare in [peer.handle for peer in collector._peers if peer.hello])
+        play_until(lambda: bool(collector._actors._spares))
+        assert spare not in collector._actors._spares, "another one stands by"
+        assert collector.counts().worker_restarts == 1
+    finally:
+        collector.close()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_process_of_ray_that_was_stopped_as_it_started_is_ended(is_known: bool) -> None:
+    process = subprocess.Popen(["ray::FreerunActor.__init__", "60"], executable="/bin/sleep")
+    try:
+        process.send_signal(signal.SIGSTOP)
+        while not is_stopped(process.pid):
+            time.sleep(0.01)
+        end_stopped({process.pid} if is_known else set())
+        if is_known:
+            assert process.poll() is None
+        else:
+            assert process.wait(10) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_how_many_stand_by() -> None:
+    assert RayConfig().num_spares(3, is_private=True) == 3
+    assert RayConfig().num_spares(100, is_private=True) == 4
+    assert RayConfig().num_spares(3, is_private=False) == 0
+    assert RayConfig(spare_workers=2).num_spares(8, is_private=False) == 2
+    with pytest.raises(UserError, match="--spare-workers must be 0 or more"):
+        RayConfig(spare_workers=-1)

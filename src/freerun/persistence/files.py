@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any, NoReturn
@@ -71,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise UserError(f"cannot read {path}: there is no such file")
         if path.stat().st_size > MOST_JSON_BYTES:
             raise UserError(f"{path} is larger than {MOST_JSON_BYTES >> 20} MiB: freerun wrote no such file")
-        content = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
@@ -83,8 +84,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def parse_json(text: str | bytes) -> Any:
+    """What it says; ValueError where it is not JSON, or a number in it is beyond all numbers."""
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large a number")
+    return number
 
 
 class Lines:

@@ -56,6 +56,9 @@ def _wait_and_clear(connection: Connection, learner: int, others: set[int], fold
             if connection.poll(LOOK_SECONDS):
                 connection.recv()
             family |= set(_family(learner))
+    for process in list(family):  # one that was started since, and stopped, would not end by itself
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family |= set(process.children(recursive=True))
     _clear({process for process in family if process.pid not in {*others, os.getpid()}}, folder)
 
 

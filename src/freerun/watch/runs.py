@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from freerun.core import Array, UserError
-from freerun.persistence.files import read_json
+from freerun.persistence.files import parse_json, read_json
 from freerun.telemetry.figures import FIGURES, advise, mean_record
 from freerun.telemetry.timeline import MOST_LINE_BYTES, STATE_NAMES, Grid, Moment, read_head, read_moment, spread
 from freerun.watch.curves import Curves
@@ -140,7 +139,7 @@ class WatchedRun:
                 self._recent = [*self._recent[-MOST_RECENT + 1 :], self.curves.newest]
         for _, line in self._incidents_file.new_lines():
             with contextlib.suppress(ValueError, RecursionError):
-                self.incidents = [*self.incidents[-MOST_INCIDENTS + 1 :], json.loads(line)]
+                self.incidents = [*self.incidents[-MOST_INCIDENTS + 1 :], parse_json(line)]
                 self.num_incidents += 1
         self.timeline.look()
 
