@@ -21,8 +21,9 @@ import ray
 import freerun
 from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.collectors import ray_cluster
-from freerun.collectors.ray import Peer, RayActors
+from freerun.collectors.ray import RayActors
 from freerun.collectors.ray_config import RayConfig
+from freerun.collectors.ray_peer import Peer
 from freerun.core import CollectorSettings, Demand, UserError
 from freerun.envs.gymnasium import GymnasiumFactory
 

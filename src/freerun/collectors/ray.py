@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from threading import Thread
 
 import cloudpickle
@@ -32,10 +31,10 @@ from freerun.core import (
 
 try:
     import ray
-    from ray.actor import ActorHandle
     from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
     from freerun.collectors.ray_cluster import NodeWatch, connect, shortened
+    from freerun.collectors.ray_peer import Peer
     from freerun.collectors.ray_spares import Actors
     from freerun.collectors.ray_vitals import Sickbay, end_stopped, tell_every
 except ModuleNotFoundError as missing:
@@ -62,29 +61,6 @@ MOST_UNITS_AHEAD = 64
 CLOSE_SECONDS = 1.0
 WORD_SECONDS = 60.0
 """Waiting for so long is worth a word. Then a run begins with the workers that are there, if any."""
-
-
-@dataclass(eq=False)
-class Peer:
-    """An actor as the learner sees it."""
-
-    index: int
-    handle: ActorHandle
-    room: int
-    """Units that it may hold at once."""
-    key: str
-    """Where it shows signs of life."""
-    hello: Hello | None = None
-    """It is ready."""
-    publication: int = 0
-    """The newest that it has been told of."""
-    num_calls: int = 0
-    units: list[int] = field(default_factory=list)
-    """Granted to it and not back yet."""
-    owed: list[int] = field(default_factory=list)
-    """Lost with the actor that it replaces, and for nobody else to run."""
-    bound_for: str | None = None
-    """The node that it is to move to, once it has finished what it holds."""
 
 
 class RayActors(Exchange):
@@ -331,7 +307,7 @@ class RayActors(Exchange):
     def _look_for_hung(self) -> None:
         if not self._sickbay.is_due():
             return
-        states = {peer.index: _state(peer) for peer in self._peers}
+        states = {peer.index: peer.state for peer in self._peers}
         self._sickbay.look({peer.index: peer.key for peer in self._peers}, states)
         for peer in list(self._peers):
             hung = self._sickbay.judge(peer.index, peer.handle._actor_id.hex())
@@ -404,12 +380,6 @@ class RayActors(Exchange):
             here = ray.get_runtime_context().get_node_id()
             _wait_for_end([peer.hello.pid for peer in peers if peer.hello and peer.hello.node == here])
         self._connection.close()
-
-
-def _state(peer: Peer) -> str:
-    if peer.hello is None:
-        return "starting"
-    return "busy" if peer.units else "waiting"
 
 
 def _is_past(moment: float) -> bool:
