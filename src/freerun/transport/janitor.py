@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -41,7 +42,8 @@ class Janitor:
         self._process.kill()
         self._process.join()
         self._ours.close()
-        _clear({process for process in _family(os.getpid()) if process.pid not in self._others}, self._folder)
+        family = {*_family(os.getpid()), *_started_for(self._folder)}
+        _clear({process for process in family if process.pid not in self._others}, self._folder)
 
 
 def _wait_and_clear(connection: Connection, learner: int, others: set[int], folder: Path) -> None:
@@ -56,9 +58,7 @@ def _wait_and_clear(connection: Connection, learner: int, others: set[int], fold
             if connection.poll(LOOK_SECONDS):
                 connection.recv()
             family |= set(_family(learner))
-    for process in list(family):  # one that was started since, and stopped, would not end by itself
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family |= set(process.children(recursive=True))
+    family |= set(_started_for(folder))
     _clear({process for process in family if process.pid not in {*others, os.getpid()}}, folder)
 
 
@@ -67,6 +67,15 @@ def _family(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def _started_for(folder: Path) -> Iterator[psutil.Process]:
+    """Whose command line has an option with this folder: one that was being started as the others ended is nobody's
+    child any more, and would wait for them for a while."""
+    for process in psutil.process_iter(["cmdline"]):
+        words: list[str] = process.info["cmdline"] or []
+        if any(word.startswith("--") and str(folder) in word for word in words):
+            yield process
 
 
 def _clear(family: set[psutil.Process], folder: Path) -> None:
