@@ -1,5 +1,6 @@
 """Kill a run's main process again and again, resume it each time, and compare where it ends with a run left alone.
 
+A run that ends before it was killed often enough is compared, and followed by another.
 `python scripts/chaos_resume.py --kills 50`: exits with 0 if the final weights are equal bit for bit, if no checkpoint
 was ever unreadable, no line of metrics.jsonl or ledger.jsonl torn, lost or doubled, and no process left behind.
 """
@@ -89,31 +90,46 @@ def chaos(algo: str, num_kills: int, total_steps: int, most_seconds: float, seed
     settings = [*SETTINGS[algo], "--deterministic", "--seed", str(seed), "--total-steps", str(total_steps)]
     settings += ["--checkpoint-every", "1", "-q"]  # after every update, so that many kills meet one being written
     log = folder / "log.txt"
-    reference, run_dir = folder / "undisturbed", folder / "killed"
+    reference = folder / "undisturbed"
     began = time.monotonic()
     finish([*settings, "--mode", "pipes", "--num-workers", "2", "--run-dir", str(reference)], log)
-    alone_seconds = time.monotonic() - began
-    kills = lives = 0
+    found = {"algo": algo, "kills": 0, "lives": 0, "runs": 0, "undisturbed_seconds": round(time.monotonic() - began, 1)}
+    while found["kills"] < num_kills:
+        run_dir = folder / f"killed-{found['runs']}"
+        found["runs"] += 1
+        torment(run_dir, settings, found, num_kills, most_seconds, draw, log)
+        ours, theirs = (load_file(path / "policy.safetensors") for path in (run_dir, reference))
+        for name in theirs:
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+        look_at_lines(run_dir, reference)
+    return found
+
+
+def torment(
+    run_dir: Path,
+    settings: list[str],
+    found: dict[str, Any],
+    num_kills: int,
+    most_seconds: float,
+    draw: random.Random,
+    log: Path,
+) -> None:
+    """One run, to its end: what happened is added to `found`."""
     while True:
         mode = draw.choice(list(MODES))
         where = ["--mode", mode, "--num-workers", str(draw.choice(MODES[mode])), "-q"]
         has_begun = bool(checkpoint.names(run_dir))
         words = ["--resume", str(run_dir), *where] if has_begun else [*settings, *where, "--run-dir", str(run_dir)]
-        lives += 1
-        if kills >= num_kills:
+        found["lives"] += 1
+        if found["kills"] >= num_kills:
             finish(words, log)
-            break
+            return
         early = draw.random() < EARLY_SHARE
         if not killed(early, draw.uniform(0, 8 if early else most_seconds), words, run_dir, log):
-            break
-        kills += 1
+            return
+        found["kills"] += 1
         num_kept = look_at_checkpoints(run_dir)
-        print(f"kill {kills:2} in {mode}: {num_kept} checkpoints, all whole", flush=True)
-    ours, theirs = (load_file(path / "policy.safetensors") for path in (run_dir, reference))
-    for name in theirs:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
-    look_at_lines(run_dir, reference)
-    return {"algo": algo, "kills": kills, "lives": lives, "undisturbed_seconds": round(alone_seconds, 1)}
+        print(f"kill {found['kills']:2} in {mode}: {num_kept} checkpoints, all whole", flush=True)
 
 
 def main() -> int:
@@ -130,7 +146,7 @@ def main() -> int:
     found = chaos(options.algo, options.kills, options.total_steps, options.most_seconds, options.seed, folder)
     if options.folder is None:
         shutil.rmtree(folder)
-    print(f"{found['kills']} kills, {found['lives']} lives: the same weights, bit for bit; {json.dumps(found)}")
+    print(f"{found['kills']} kills in {found['runs']} runs: the same weights, bit for bit; {json.dumps(found)}")
     return 0
 
 
