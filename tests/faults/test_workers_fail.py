@@ -242,7 +242,7 @@ def test_the_death_of_the_last_process_to_start_is_noticed(run_dir: Path) -> Non
 
 
 def test_a_pool_that_breaks_while_it_starts_is_started_again(run_dir: Path) -> None:
-    """Python's pool then starts the next process with a pipe that it has closed: it says neither what broke nor that."""
+    """Python's pool then starts the next process with a pipe that it has closed, and says only that."""
     before = workers()
 
     def kill_the_first() -> None:
@@ -255,6 +255,8 @@ def test_a_pool_that_breaks_while_it_starts_is_started_again(run_dir: Path) -> N
 
     killer = threading.Thread(target=kill_the_first)
     killer.start()
-    summary = freerun.train("toy_envs:SlowToBuild", mode="executor", num_workers=12, run_dir=run_dir, **SETTINGS).summary
+    summary = freerun.train(
+        "toy_envs:SlowToBuild", mode="executor", num_workers=12, run_dir=run_dir, **SETTINGS
+    ).summary
     killer.join()
     assert summary["worker_restarts"] >= 1
