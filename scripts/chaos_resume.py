@@ -93,7 +93,8 @@ def chaos(algo: str, num_kills: int, total_steps: int, most_seconds: float, seed
     reference = folder / "undisturbed"
     began = time.monotonic()
     finish([*settings, "--mode", "pipes", "--num-workers", "2", "--run-dir", str(reference)], log)
-    found = {"algo": algo, "kills": 0, "lives": 0, "runs": 0, "undisturbed_seconds": round(time.monotonic() - began, 1)}
+    alone_seconds = round(time.monotonic() - began, 1)
+    found: dict[str, Any] = {"algo": algo, "kills": 0, "lives": 0, "runs": 0, "undisturbed_seconds": alone_seconds}
     while found["kills"] < num_kills:
         run_dir = folder / f"killed-{found['runs']}"
         found["runs"] += 1
