@@ -9,7 +9,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import tyro
 
 from freerun.adapting.options import AdaptConfig
-from freerun.core import Demand, UserError
+from freerun.core import ModeOptions, UserError, require_positive
 from freerun.persistence.keeper import Interval
 from freerun.telemetry.tracking import TrackingConfig
 
@@ -21,21 +21,8 @@ DEFAULT_TOTAL_STEPS = 100_000
 
 
 @dataclass(frozen=True)
-class NoOptions:
+class NoOptions(ModeOptions):
     """For modes that have no settings of their own."""
-
-    @property
-    def num_workers(self) -> int | None:
-        """Workers, where the mode's own settings say how many."""
-        return None
-
-    @property
-    def unit_steps(self) -> int | None:
-        """Steps of one unit that is handed over, where the mode fixes it: a natural amount to learn from at a time."""
-        return None
-
-    def check(self, demand: Demand) -> None:
-        """They serve any demand."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +44,7 @@ class CyberConfig:
     """What keeping to the workflow is worth beside the environment's reward (10 if not given)."""
 
     def __post_init__(self) -> None:
-        if self.episode_steps is not None and self.episode_steps < 1:
-            raise UserError(f"--episode-steps must be at least 1, not {self.episode_steps}")
+        require_positive(self, "episode_steps")
         if self.workflow and self.workflows is not None:
             raise UserError("give --workflow or --workflows, not both")
         if self.compliance_weight is not None and not (self.workflow or self.workflows):
@@ -150,7 +136,8 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """No live display, no log lines."""
 
     def __post_init__(self) -> None:
-        for name in (
+        require_positive(
+            self,
             "num_learners",
             "num_workers",
             "total_steps",
@@ -160,10 +147,7 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
             "eval_every",
             "eval_episodes",
             "keep_checkpoints",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        )
         if self.max_lag is not None and self.max_lag < 0:
             raise UserError(f"--max-lag must be 0 or more, not {self.max_lag}")
         if self.step_timeout <= 0:

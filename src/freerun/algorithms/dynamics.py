@@ -19,7 +19,7 @@ from freerun.algorithms.sac import SACConfig
 from freerun.algorithms.sharing import average, portion, whole
 from freerun.algorithms.terminations import LEARNED, find
 from freerun.capture import Repeated, choose, fused
-from freerun.core import Acceleration, Alone, Metrics, Peers, UserError
+from freerun.core import Acceleration, Alone, Metrics, Peers, UserError, require_positive
 
 WEIGHT_DECAY = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
 """Per layer, as in the paper's code; further layers take the last but one."""
@@ -59,9 +59,7 @@ class DynamicsConfig(SACConfig):
         super().__post_init__()
         if not 1 <= self.num_elites <= self.num_models:
             raise UserError(f"--num-elites must lie between 1 and --num-models, not {self.num_elites}")
-        for name in ("model_batch_size", "steps_per_model_training"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        require_positive(self, "model_batch_size", "steps_per_model_training")
         if self.model_learning_rate <= 0 or self.model_updates_per_step <= 0:
             raise UserError("--model-learning-rate and --model-updates-per-step must be above 0")
         find(self.termination)

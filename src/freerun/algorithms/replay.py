@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freerun.capture import fused
-from freerun.core import Acceleration, Ring, UserError
+from freerun.core import Acceleration, Ring, UserError, require_positive
 
 ReplayKind = Literal["uniform", "prioritised", "recency"]
 SMALLEST_PRIORITY = 1e-6
@@ -33,12 +33,9 @@ class ReplayConfig:
     """Of recency replay: 1 draws all alike; with 2, half of what is drawn is from the newest quarter."""
 
     def __post_init__(self) -> None:
-        if self.buffer_size < 1:
-            raise UserError(f"--buffer-size must be at least 1, not {self.buffer_size}")
+        require_positive(self, "buffer_size", "recency_exponent")
         if not 0 <= self.priority_exponent <= 1 or not 0 <= self.priority_correction <= 1:
             raise UserError("--priority-exponent and --priority-correction must lie between 0 and 1")
-        if self.recency_exponent < 1:
-            raise UserError(f"--recency-exponent must be at least 1, not {self.recency_exponent}")
 
 
 class Steps(NamedTuple):

@@ -17,7 +17,19 @@ from freerun.algorithms.networks import StackedMLP, mlp, share_one_buffer, squas
 from freerun.algorithms.replay import Draw, Replay, ReplayConfig, Steps
 from freerun.algorithms.sharing import average, first_episode, portion, whole
 from freerun.capture import Repeated, choose, fused
-from freerun.core import Acceleration, Alone, AnySegment, Array, Demand, EnvSpec, Metrics, Peers, Segment, UserError
+from freerun.core import (
+    Acceleration,
+    Alone,
+    AnySegment,
+    Array,
+    Demand,
+    EnvSpec,
+    Metrics,
+    Peers,
+    Segment,
+    UserError,
+    require_positive,
+)
 
 
 @dataclass(frozen=True)
@@ -51,10 +63,7 @@ class SACConfig(ReplayConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("steps_per_update", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        require_positive(self, "steps_per_update", "batch_size")
         if self.updates_per_step < 0 or self.learning_starts < 0:
             raise UserError("--updates-per-step and --learning-starts must be 0 or more")
         if not 0 <= self.gamma <= 1 or not 0 < self.target_rate <= 1:

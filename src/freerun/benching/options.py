@@ -11,7 +11,7 @@ import tyro
 
 from freerun.benching.machine import num_cores
 from freerun.config import EnvArg
-from freerun.core import UserError
+from freerun.core import UserError, require_positive
 from freerun.registry import ALIASES, MODES, check_name, lookup
 
 ALL = "all"
@@ -49,10 +49,7 @@ class BenchOptions:
     """Folder for report.html, report.md and report.json (a new one under runs/ if not given)."""
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "steps_per_update", "num_epochs", "max_episode_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        require_positive(self, "repeats", "steps_per_update", "num_epochs", "max_episode_steps")
         if not 0.1 <= self.seconds <= 3600:
             raise UserError(f"--seconds must lie between 0.1 and 3600, not {self.seconds:g}")
         if self.max_minutes is not None and self.max_minutes <= 0:

@@ -6,11 +6,20 @@ from dataclasses import dataclass
 
 from freerun.collectors.freerun import Freerun, FreerunConfig
 from freerun.collectors.segments import SegmentRounds, refuse_episodes
-from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, Segment, UserError
+from freerun.core import (
+    CollectorSettings,
+    Demand,
+    EnvFactory,
+    ModeOptions,
+    Policy,
+    Segment,
+    UserError,
+    require_positive,
+)
 
 
 @dataclass(frozen=True)
-class BatchConfig:
+class BatchConfig(ModeOptions):
     """Mode `batch`: what a batch is, and how many may wait."""
 
     num_envs: int = 64
@@ -21,9 +30,7 @@ class BatchConfig:
     """Batches that may wait for the learner; when there are so many, or --max-lag is reached, the collector waits."""
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps_per_env", "max_queue_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        require_positive(self, "num_envs", "num_steps_per_env", "max_queue_size")
 
     @property
     def num_workers(self) -> int:

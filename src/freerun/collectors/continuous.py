@@ -18,9 +18,11 @@ from freerun.core import (
     Dial,
     EnvFactory,
     FloatArray,
+    ModeOptions,
     Policy,
     Segment,
     UserError,
+    require_positive,
 )
 
 logger = logging.getLogger("freerun")
@@ -33,7 +35,7 @@ THREADS_PAY_OFF = 1.8
 
 
 @dataclass(frozen=True)
-class ContinuousConfig:
+class ContinuousConfig(ModeOptions):
     """Mode `continuous`: how its collectors collect, and what the queue holds."""
 
     num_collectors: int | None = None
@@ -51,10 +53,7 @@ class ContinuousConfig:
     """What the queue keeps and hands over first: the oldest, episodes of rare lengths, or large TD errors."""
 
     def __post_init__(self) -> None:
-        for name in ("num_collectors", "num_envs", "max_queue_size", "collection_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        require_positive(self, "num_collectors", "num_envs", "max_queue_size", "collection_batch_size")
 
     @property
     def num_workers(self) -> int:

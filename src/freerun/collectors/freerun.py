@@ -20,7 +20,19 @@ from freerun.collectors.rounds import Rounds
 from freerun.collectors.segments import Parts, SegmentRounds, segment_dial
 from freerun.collectors.supervision import came_from_outside
 from freerun.collectors.worker import Monitor, Worker, WorkerSetup, reporting
-from freerun.core import CollectorSettings, Demand, Dial, EnvFactory, Policy, Room, Segment, State, UserError
+from freerun.core import (
+    CollectorSettings,
+    Demand,
+    Dial,
+    EnvFactory,
+    ModeOptions,
+    Policy,
+    Room,
+    Segment,
+    State,
+    UserError,
+    require_positive,
+)
 from freerun.transport import processes
 from freerun.transport.slots import Slots, bytes_per_step, join
 from freerun.transport.weights import WeightsBoard
@@ -35,8 +47,8 @@ NOTHING = -1
 
 
 @dataclass(frozen=True)
-class FreerunConfig:
-    """Mode `freerun`: how its workers collect."""
+class FreerunConfig(ModeOptions):
+    """Mode `freerun`: how its workers collect. A round gathers the segments of several, so no update is tied to one."""
 
     envs_per_worker: int = 1
     """Environments that a worker steps in turn, with one call of the policy for all: for environments that are fast."""
@@ -46,19 +58,7 @@ class FreerunConfig:
     """Keep each worker on one core."""
 
     def __post_init__(self) -> None:
-        for name in ("envs_per_worker", "segment_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-
-    @property
-    def num_workers(self) -> int | None:
-        return None
-
-    @property
-    def unit_steps(self) -> int | None:
-        """Nothing that an update should be tied to: a round gathers the segments of several workers."""
-        return None
+        require_positive(self, "envs_per_worker", "segment_steps")
 
     def check(self, demand: Demand) -> None:
         """Whether an algorithm that demands this can be served."""

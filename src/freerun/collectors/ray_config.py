@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass
 
 from freerun.collectors.freerun import FreerunConfig
-from freerun.core import Demand, UserError
+from freerun.core import Demand, ModeOptions, UserError
 
 MOST_SPARES = 4
 """Where nothing was said: each takes some 100 MB."""
 
 
 @dataclass(frozen=True)
-class RayConfig:
+class RayConfig(ModeOptions):
     """Mode `ray`: which cluster, and what its workers are."""
 
     ray_address: str = "local"
@@ -51,14 +51,6 @@ class RayConfig:
     @property
     def _task(self) -> FreerunConfig:
         return FreerunConfig(self.envs_per_worker, self.segment_steps)
-
-    @property
-    def num_workers(self) -> int | None:
-        return None
-
-    @property
-    def unit_steps(self) -> int | None:
-        return None
 
     def check(self, demand: Demand) -> None:
         """Whether an algorithm that demands this can be served."""

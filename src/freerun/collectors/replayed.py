@@ -10,16 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freerun.collectors.rollout import Rollout, in_order
-from freerun.core import (
-    SEGMENT_ARRAYS,
-    Counts,
-    Demand,
-    EnvFactory,
-    FloatArray,
-    Policy,
-    Segment,
-    UserError,
-)
+from freerun.core import SEGMENT_ARRAYS, Counts, Demand, EnvFactory, FloatArray, Policy, Segment, UserError
 
 Pieces = list[list[list[int]]]
 """Of one segment: for each of its columns, the [episode, steps, version] that follow each other in it."""

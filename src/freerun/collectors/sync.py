@@ -6,11 +6,11 @@ import functools
 from dataclasses import dataclass
 
 from freerun.collectors.inline import Inline
-from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, UserError
+from freerun.core import CollectorSettings, EnvFactory, ModeOptions, Policy, UserError, require_positive
 
 
 @dataclass(frozen=True)
-class SyncConfig:
+class SyncConfig(ModeOptions):
     """Mode `sync` with environments that are tensors."""
 
     num_envs: int | None = None
@@ -19,21 +19,11 @@ class SyncConfig:
     """Environments that are tensors: steps of each before the learner's turn (24 if not given)."""
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps_per_env"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-
-    @property
-    def num_workers(self) -> int | None:
-        return None
+        require_positive(self, "num_envs", "num_steps_per_env")
 
     @property
     def unit_steps(self) -> int | None:
         return self.num_envs * self.num_steps_per_env if self.num_envs and self.num_steps_per_env else None
-
-    def check(self, demand: Demand) -> None:
-        """Processes serve any demand."""
 
 
 class Sync(Inline):
