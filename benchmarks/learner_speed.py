@@ -23,7 +23,8 @@ from gymnasium import spaces
 
 from freerun.algorithms.mbpo import MBPO, MBPOConfig
 from freerun.algorithms.replay import Steps
-from freerun.algorithms.sac import SAC, OffPolicy, SACConfig
+from freerun.algorithms.sac import SAC, OffPolicy
+from freerun.algorithms.soft_agent import SACConfig
 from freerun.core import Acceleration, EnvSpec
 
 HOPPER = EnvSpec(

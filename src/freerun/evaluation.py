@@ -15,7 +15,8 @@ from freerun.collectors.trials import TRIAL_SEED, Greedy, play
 from freerun.config import TrainConfig
 from freerun.core import EnvSpec, Policy, UserError
 from freerun.envs import CYBER_ENVS, defenders
-from freerun.envs.gymnasium import GymnasiumFactory, Lane, Lanes
+from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.envs.lane import Lane, Lanes
 from freerun.envs.tensors import is_only_tensors
 from freerun.making import make_factory, make_tensors
 from freerun.persistence import checkpoint, origin

@@ -59,7 +59,7 @@ ALGORITHMS = {
     "sac": Entry(
         "freerun.algorithms.sac:SAC",
         "soft actor-critic; off-policy, for actions in a Box",
-        config="freerun.algorithms.sac:SACConfig",
+        config="freerun.algorithms.soft_agent:SACConfig",
     ),
     "mbpo": Entry(
         "freerun.algorithms.mbpo:MBPO",

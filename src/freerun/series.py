@@ -19,7 +19,7 @@ from freerun.collectors.trials import TRIAL_SEED, Greedy, play
 from freerun.completing import complete
 from freerun.config import TrainConfig
 from freerun.core import UserError
-from freerun.envs.gymnasium import Lanes
+from freerun.envs.lane import Lanes
 from freerun.envs.workflow import WorkflowEnv, read_order
 from freerun.experiment import Result, run
 from freerun.making import make_factory

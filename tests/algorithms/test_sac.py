@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.algorithms.networks import squash
 from freerun.algorithms.replay import Draw, Steps
-from freerun.algorithms.sac import SAC, Agent, Pace, SACConfig
+from freerun.algorithms.sac import SAC, Pace
+from freerun.algorithms.soft_agent import Agent, SACConfig
 from freerun.capture import Repeated
 from freerun.core import Acceleration, EnvSpec, Segment, UserError
 from freerun.experiment import run

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from freerun.algorithms.networks import StackedMLP, share_one_buffer
 from freerun.algorithms.replay import Steps
-from freerun.algorithms.sac import SACConfig
 from freerun.algorithms.sharing import average, portion, whole
+from freerun.algorithms.soft_agent import SACConfig
 from freerun.algorithms.terminations import LEARNED, find
 from freerun.capture import Repeated, choose, fused
 from freerun.core import Acceleration, Alone, Metrics, Peers, UserError, require_positive

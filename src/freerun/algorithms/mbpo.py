@@ -19,7 +19,8 @@ from torch import Tensor
 from freerun.algorithms.dynamics import Dynamics, DynamicsConfig, Model, Training
 from freerun.algorithms.networks import share_one_buffer
 from freerun.algorithms.replay import Draw, Replay, ReplayConfig, Steps
-from freerun.algorithms.sac import OffPolicy, Pace, SoftPolicy
+from freerun.algorithms.sac import OffPolicy, Pace
+from freerun.algorithms.soft_agent import SoftPolicy
 from freerun.algorithms.stage import Stage
 from freerun.capture import Repeated, choose
 from freerun.core import Acceleration, EnvSpec, Metrics, Peers, UserError

@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from freerun.core import EnvFailure, UserError, episode_seed
-from freerun.envs.gymnasium import EnvName, Lane, make
+from freerun.envs.gymnasium import EnvName, make
+from freerun.envs.lane import Lane
 from freerun.envs.tape import (
     REPLAY_SECONDS,
     Env,

@@ -19,7 +19,8 @@ import psutil
 from freerun.collectors.rollout import Rollout, in_order
 from freerun.collectors.solo import Solo
 from freerun.core import EnvFailure, EnvSpec, Policy, UserError, WorkerDied, WorkerHung
-from freerun.envs.gymnasium import EnvName, GymnasiumFactory, Lane
+from freerun.envs.gymnasium import EnvName, GymnasiumFactory
+from freerun.envs.lane import Lane
 from freerun.transport import processes
 from freerun.transport.stacks import StackFile
 
