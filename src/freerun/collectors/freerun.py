@@ -48,7 +48,7 @@ NOTHING = -1
 
 @dataclass(frozen=True)
 class FreerunConfig(ModeOptions):
-    """Mode `freerun`: how its workers collect. A round gathers the segments of several, so no update is tied to one."""
+    """Mode `freerun`: how its workers collect."""
 
     envs_per_worker: int = 1
     """Environments that a worker steps in turn, with one call of the policy for all: for environments that are fast."""

@@ -1,0 +1,51 @@
+"""`freerun bench`."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from freerun.commands import INTERRUPTED
+
+
+@dataclass(frozen=True)
+class _FirstOfBench:
+    """What must be known before the other flags: an earlier bench has its own settings."""
+
+    resume: Path | None = None
+
+
+def bench(words: list[str]) -> int:
+    """Measure every way of collecting on an environment, and compare them with the limit of the machine."""
+    from freerun.benching.command import bench as run_bench
+    from freerun.benching.command import resumed_options
+    from freerun.benching.options import BenchOptions
+    from freerun.benching.text import print_results
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    first, rest = tyro.cli(_FirstOfBench, args=words, return_unknown_args=True, add_help=False)
+    default, earlier = (None, None) if first.resume is None else resumed_options(first.resume)
+    options: BenchOptions = tyro.cli(
+        BenchOptions,
+        args=rest,
+        prog="freerun bench",
+        description=f"{bench.__doc__} --resume FOLDER goes on with a bench that was stopped; with more --repeats, "
+        "--modes or --workers it measures more.",
+        # A dictionary that is not empty would become a flag for each of its names.
+        default=tyro.MISSING_NONPROP if default is None else dataclasses.replace(default, env_args={}),
+    )
+    if default is not None and not options.env_args:
+        options = dataclasses.replace(options, env_args=default.env_args)
+    results, folder = run_bench(options, lambda line: print(line, file=sys.stderr, flush=True), earlier)
+    console = Console()
+    print_results(results, console if console.is_terminal else Console(width=160))
+    print(f"Report: {folder / 'report.html'} (and report.md, report.json)")
+    if results.outcome != "finished":
+        print(f"Measure the rest: freerun bench --resume {folder}")
+    return INTERRUPTED if results.outcome == "interrupted" else 0

@@ -1,0 +1,42 @@
+"""`freerun list`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class _List:
+    """Name what is there: environments, algorithms, modes."""
+
+
+def list_names(words: list[str]) -> int:
+    """Name what is there: environments, algorithms, modes."""
+    tyro.cli(_List, args=words, prog="freerun list")
+    from freerun import envs, presets, registry
+
+    console = Console(markup=False)  # freerun[box2d] is no markup
+    for title, names in (
+        ("Environments", {**{name: about for name, (_, about) in envs.BUILT_IN.items()}, **envs.OTHERS}),
+        ("Algorithms (--algo)", {name: entry.about for name, entry in registry.ALGORITHMS.items()}),
+        ("Modes (--mode)", _modes()),
+        ("Trackers (--track)", {name: entry.about for name, entry in registry.TRACKERS.items()}),
+        ("Presets (--preset)", {name: preset.about for name, preset in presets.PRESETS.items()}),
+    ):
+        table = Table.grid(padding=(0, 2))
+        for name, about in names.items():
+            table.add_row(f"  {name}", about)
+        console.print(title, style="bold")
+        console.print(table)
+    return 0
+
+
+def _modes() -> dict[str, str]:
+    from freerun.registry import MODES
+
+    about_auto = "measures the environment and this machine, and chooses (`freerun probe` shows how)"
+    return {**{name: entry.about for name, entry in MODES.items()}, "auto": about_auto}

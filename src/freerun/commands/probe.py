@@ -1,0 +1,60 @@
+"""`freerun probe`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import tyro
+from rich.console import Console
+
+from freerun.core import UserError
+
+
+@dataclass(frozen=True)
+class _Probe:
+    json: bool = False
+    """Print everything as JSON."""
+    workers: str | None = None
+    """Numbers of workers to predict for, such as 1,10,100 (those that are worth a thought if not given)."""
+
+
+def probe(words: list[str]) -> int:
+    """Measure an environment and this machine, and predict how fast each mode would train."""
+    about = f"{probe.__doc__} All flags of `freerun train` may be given too: they say what would be trained, and how."
+    if {"-h", "--help"} & set(words):
+        tyro.cli(_Probe, args=["--help"], prog="freerun probe ENV", description=about)
+    options, rest = tyro.cli(_Probe, args=words, return_unknown_args=True, add_help=False)
+    from freerun.flags import Flags
+    from freerun.probing import auto, report
+    from freerun.registry import ALIASES
+
+    counts = _counts(options.workers)
+    flags = Flags.read(rest, None)
+    given = flags.options.get("mode", auto.AUTO)
+    modes = auto.ALL if given == auto.AUTO else [ALIASES.get(given, given)]
+    with Console(stderr=True).status("probing") as status:
+        found, configs = auto.look(
+            modes,
+            functools.partial(flags.config, prog="freerun probe"),
+            fresh=True,
+            say=lambda doing: status.update(f"probing: {doing}"),
+            counts=counts,
+        )
+    config = configs[found.best.mode]
+    if options.json:
+        print(report.to_json(found, config, rest))
+    else:
+        console = Console()
+        report.print_report(found, config, console if console.is_terminal else Console(width=140), rest)
+    return 0
+
+
+def _counts(workers: str | None) -> list[int]:
+    try:
+        counts = sorted({int(word) for word in workers.split(",")}) if workers else []
+    except ValueError:
+        raise UserError(f"--workers takes numbers such as 1,10,100, not {workers!r}") from None
+    if counts and counts[0] < 1:
+        raise UserError(f"--workers must be at least 1, not {counts[0]}")
+    return counts

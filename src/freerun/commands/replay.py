@@ -1,0 +1,28 @@
+"""`freerun replay`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+from freerun.commands import RunDir, Trusted
+
+
+@dataclass(frozen=True)
+class _Replay:
+    run_dir: RunDir
+    """Folder of a run."""
+    until_update: int | None = None
+    """Stop in a debugger before this update."""
+    trust: Trusted = ()
+
+
+def replay(words: list[str]) -> int:
+    """Re-enact a run in one process, from its ledger: the same steps, the same updates, the same weights."""
+    options = tyro.cli(_Replay, args=words, prog="freerun replay", description=replay.__doc__)
+    from freerun.replaying import replay as again
+
+    found = again(options.run_dir, options.until_update, options.trust)
+    print(found)
+    return 0 if found.is_same else 1
