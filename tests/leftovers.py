@@ -18,6 +18,12 @@ NOT_OF_A_RUN = {"torchinductor_root"}
 """Torch's own cache, for all runs of a user."""
 
 
+def environment() -> dict[str, str]:
+    """For processes that can import what lies beside the tests."""
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 class OutsideRun:
     """`freerun train` as a user would start it, watched from outside."""
 
@@ -26,12 +32,10 @@ class OutsideRun:
         self._temporary = tempfile.mkdtemp(prefix="watched-")
         self._shared: set[Path] = set()  # memory with a name that its processes have used
         self._family: dict[int, psutil.Process] = {}
-        tests = str(Path(__file__).parent)
-        paths = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the object
         self.process = subprocess.Popen(
             [sys.executable, *command, *arguments, "--run-dir", str(run_dir)],
-            env={**os.environ, "TMPDIR": self._temporary, "PYTHONPATH": paths},
+            env={**environment(), "TMPDIR": self._temporary},
             stdout=self.output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from leftovers import environment
 
-from freerun.cli import main
+from freerun.cli import COMMANDS, main
 
 TESTS = Path(__file__).parent
 QUICK = ["--total-episodes", "4", "--episodes-per-update", "2", "-q"]
@@ -22,9 +23,8 @@ QUICK = ["--total-episodes", "4", "--episodes-per-update", "2", "-q"]
 
 def freerun(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """The real command, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     command = [sys.executable, "-m", "freerun", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment(), check=False)
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -107,6 +107,14 @@ def test_flags_override_the_config_file(tmp_path: Path) -> None:
         (["train", "CartPole-v1", "--device", "cuda:7"], "--device cuda:7 cannot be used"),
         (["train", "CartPole-v1", "--device", "gpu"], "--device gpu cannot be used"),
         (["train", "CartPole-v1", "--env-args", "colour", "red"], "CartPole-v1"),
+        (["train", "CartPole-v1", "--hidden-sizes", "64", "0"], "--hidden-sizes must be at least 1, not 0"),
+        (["train", "CartPole-v1", "--seed", str(1 << 64)], "--seed must lie between 0 and"),
+        (["train", "CartPole-v1", "--task", "Pendulum-v1"], "are two environments: name one of them"),
+        (["train", "toy_envs:NoSpaces"], "has no observation_space: set self.observation_space"),
+        (["train", "Pendulum-v1", "--algo", "mbpo", "--model-hidden-sizes", "0"], "--model-hidden-sizes must be at"),
+        (["train", "Pendulum-v1", "--algo", "mbpo", "--deterministic", "--stages", "concurrent"], "stages .* in turn"),
+        (["watch", ".", "--port", "99999"], "--port must lie between 0 and 65535, not 99999"),
+        (["eval", ".", "--seed", "-1"], "--seed must be 0 or more, not -1"),
         (["eval", "no/such/run"], "holds no finished run"),
         (["frobnicate"], "there is no command 'frobnicate'"),
     ],
@@ -145,6 +153,21 @@ def test_a_refused_run_leaves_no_folder(capsys: pytest.CaptureFixture[str], run_
     assert not run_dir.exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num-workers", "many"], "--num-workers: it takes a whole number such as 1000, not 'many'"),
+        (["--total-steps", "1e6"], "--total-steps: it takes a whole number such as 1000, not '1e6'"),
+        (["--learning-rate", "nan"], "--learning-rate: it takes a number, not 'nan'"),
+    ],
+)
+def test_what_is_no_number_is_told(words: list[str], message: str) -> None:
+    done = freerun("train", "CartPole-v1", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("flag", ["--no-such-flag", "--learning-rat"])
 def test_unknown_flag_exits_with_2(flag: str) -> None:
     done = freerun("train", "CartPole-v1", flag, "1")
@@ -153,11 +176,23 @@ def test_unknown_flag_exits_with_2(flag: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_help_explains_every_flag() -> None:
-    done = freerun("train", "--help")
-    assert done.returncode == 0
-    for words in ("--num-workers", "--episodes-per-update", "--max-lag", "Whole episodes that each update learns from"):
-        assert words in done.stdout, words
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_every_flag(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert " ".join((COMMANDS[command].__doc__ or "").split()[:3]) in text
+    assert "{None}|" not in text
+    assert "(default: )" not in text
+
+
+def test_help_of_train_has_the_flags_of_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    for words in ("--num-workers", "--episodes-per-update", "--segment-steps", "--wandb-project", "--red-agent"):
+        assert words in text, words
 
 
 def test_exception_in_the_environment_shows_its_traceback_and_seed(

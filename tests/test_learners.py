@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from leftovers import environment
 
 import freerun
 from freerun import learners, registry
 from freerun.cli import main
+from freerun.completing import complete
 from freerun.core import EnvFailure, UserError, episode_seed
 from freerun.replaying import replay
 
@@ -50,11 +52,6 @@ LONG = ("--total-episodes", "1000000", "--episodes-per-update", "8", "--num-epoc
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", *words]
-
-
-def environment() -> dict[str, str]:
-    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def records(run: Path) -> list[dict[str, Any]]:
@@ -253,6 +250,20 @@ def test_bad_input_is_one_sentence(words: tuple[str, ...], advice: str, capsys: 
     text = capsys.readouterr().err
     assert advice in text
     assert text.count("\n") == 1
+
+
+def test_several_learners_take_the_stages_in_turn_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"env": "Pendulum-v1", "algo": "mbpo", "num_learners": 2}
+    for stages in ("auto", "concurrent"):
+        caplog.clear()
+        config = complete(registry.make_config({**settings, "stages": stages}))
+        assert config.algorithm.stages == "in-turn"
+        assert [record.message for record in caplog.records] == [
+            "several learners take the stages of MBPO in turn (--stages in-turn)"
+        ]
+    caplog.clear()
+    complete(registry.make_config({**settings, "stages": "in-turn"}))
+    assert not caplog.records
 
 
 def test_torchruns_number_counts(monkeypatch: pytest.MonkeyPatch) -> None:

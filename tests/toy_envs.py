@@ -276,6 +276,10 @@ class Square(OneBit):
         return picture
 
 
+class NoSpaces(gymnasium.Env[Any, Any]):
+    """Its author forgot them."""
+
+
 class UnsupportedObs(Audit):
     def __init__(self) -> None:
         super().__init__()

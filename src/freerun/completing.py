@@ -47,6 +47,8 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
         changes["device"] = "cuda" if torch.cuda.is_available() else "cpu"
     mode = lookup("mode", config.mode, MODES)
     takes_turns = mode.takes_turns or config.deterministic
+    if config.deterministic and getattr(config.algorithm, "stages", None) == "concurrent":
+        raise UserError("--deterministic takes the stages of MBPO in turn: leave --stages concurrent out")
     if config.max_lag is None and not mode.never_waits:
         changes["max_lag"] = 0 if takes_turns else config.algorithm.default_max_lag
     if config.on_nan is None:
@@ -106,4 +108,5 @@ def _for_several(algorithm: Any, device: str) -> Any:
         logger.warning("several learners do not record their gradient steps as CUDA graphs: one may be faster")
     if getattr(algorithm, "stages", None) == "concurrent":
         changes["stages"] = "in-turn"
+        logger.warning("several learners take the stages of MBPO in turn (--stages in-turn)")
     return dataclasses.replace(algorithm, **changes)

@@ -10,14 +10,16 @@ import tyro
 
 from freerun.adapting.options import AdaptConfig
 from freerun.core import ModeOptions, UserError, require_positive
+from freerun.parsing import EnvArgs
 from freerun.persistence.keeper import Interval
 from freerun.telemetry.tracking import TrackingConfig
 
 AlgorithmConfig = TypeVar("AlgorithmConfig")
 ModeConfig = TypeVar("ModeConfig")
-EnvArg = bool | int | float | str
 RedAgent = Literal["B_lineAgent", "RedMeanderAgent", "SleepAgent"]
 DEFAULT_TOTAL_STEPS = 100_000
+SEEDS = 1 << 63
+"""What torch and numpy both take."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """Where the learner computes: cpu, cuda, cuda:1, … or auto."""
     learner_threads: int = 1
     """Torch threads of the learner; workers need the other cores."""
-    env_args: dict[str, EnvArg] = field(default_factory=dict)
+    env_args: EnvArgs = field(default_factory=dict)
     """Arguments for the environment, as names and values: --env-args mean_seconds 0.005 kind busy."""
     headless: bool = True
     """For Isaac Lab: without a window."""
@@ -155,8 +157,8 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
         if self.max_failures < 0:
             raise UserError(f"--max-failures must be 0 or more, not {self.max_failures}")
         Interval.read(self.checkpoint_every)
-        if self.seed < 0:
-            raise UserError(f"--seed must be 0 or more, not {self.seed}")
+        if not 0 <= self.seed < SEEDS:
+            raise UserError(f"--seed must lie between 0 and {SEEDS - 1}, not {self.seed}")
         if self.deterministic and self.max_lag:
             raise UserError(
                 "--deterministic needs --max-lag 0: with lag, which weights chose a step depends on the clock"

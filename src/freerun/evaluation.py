@@ -112,6 +112,13 @@ def _load(trained: Trained, greedy: bool, trust: Sequence[str], spec: EnvSpec | 
     return Greedy(policy) if greedy else policy
 
 
+def _check(num_episodes: int, seed: int | None) -> None:
+    if num_episodes < 1:
+        raise UserError(f"--episodes must be at least 1, not {num_episodes}")
+    if seed is not None and seed < 0:
+        raise UserError(f"--seed must be 0 or more, not {seed}")
+
+
 def evaluate(
     run_dir: str | Path,
     num_episodes: int = 10,
@@ -121,8 +128,7 @@ def evaluate(
     checkpoint: str | None = None,
     trust: Sequence[str] = (),
 ) -> Evaluation:
-    if num_episodes < 1:
-        raise UserError(f"--episodes must be at least 1, not {num_episodes}")
+    _check(num_episodes, seed)
     trained = Trained.find(Path(run_dir), checkpoint)
     config = trained.settings(trust)
     if is_only_tensors(config.env):
@@ -199,7 +205,10 @@ class _Camera:
         self._film = gymnasium.wrappers.RenderCollection(lane.env, pop_frames=True)
         self.lane = Lane(self._film)
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror}; name another folder to --render") from None
 
     def develop(self, episode: int) -> Path:
         from PIL import Image

@@ -13,6 +13,7 @@ import tyro
 from freerun import registry, resuming, series
 from freerun.config import TrainConfig
 from freerun.core import UserError
+from freerun.parsing import parse, parse_known
 from freerun.persistence import origin
 from freerun.persistence.checkpoint import Checkpoint
 from freerun.persistence.files import read_json
@@ -51,10 +52,12 @@ class Flags:
     """The other flags."""
     resumed: Checkpoint | None = None
     resumes: bool = False
+    task: str | None = None
+    """The environment, where it was named by --task."""
 
     @classmethod
     def read(cls, words: Sequence[str], task: str | None) -> Flags:
-        first, rest = tyro.cli(_First, args=words, return_unknown_args=True, add_help=False)
+        first, rest = parse_known(_First, words)
         options: dict[str, Any] = {}
         resumed = None
         if first.resume is not None:
@@ -86,7 +89,7 @@ class Flags:
             rest = ["--num-workers", first.num_workers, *rest]
         if task is not None:
             options["env"] = task
-        return cls(options, rest, resumed, first.resume is not None)
+        return cls(options, rest, resumed, first.resume is not None, first.task)
 
     @property
     def is_open(self) -> bool:
@@ -104,12 +107,14 @@ class Flags:
         default: Any = registry.make_config({"env": "", **options})
         if not default.env:
             default = dataclasses.replace(default, env=tyro.MISSING)
-        config = tyro.cli(
+        config = parse(
             config_class,
-            args=self.words,
+            self.words,
             prog=prog,
             description=about,
             # A dictionary that is not empty would become a flag for each of its names, and no other could be given.
             default=dataclasses.replace(default, env_args={}),
         )
+        if self.task is not None and config.env != self.task:
+            raise UserError(f"--task {self.task} and ENV {config.env} are two environments: name one of them")
         return dataclasses.replace(config, env_args={**default.env_args, **config.env_args})

@@ -92,6 +92,7 @@ def joined(config: TrainConfig[Any, Any], run: Callable[..., Any]) -> Iterator[L
 
     with contextlib.ExitStack() as stack:
         mine, server, watch = place(), None, None
+        _check_workers(config)
         if mine is None:
             _check_devices(config)
             host = stack.enter_context(_meeting_point(config))
@@ -105,6 +106,18 @@ def joined(config: TrainConfig[Any, Any], run: Callable[..., Any]) -> Iterator[L
         _check_same(flatten_config(config), peers)
         folder = None if mine.index == 0 else stack.enter_context(tempfile.TemporaryDirectory())
         yield Learner(peers, _part_of(config, mine, folder), watch.interrupted if watch else Learner.interrupted)
+
+
+def _shares_workers(config: TrainConfig[Any, Any]) -> bool:
+    return config.collector.num_workers is None and config.mode != "sequential"
+
+
+def _check_workers(config: TrainConfig[Any, Any]) -> None:
+    num_workers = config.num_workers or 1
+    if _shares_workers(config) and num_workers < config.num_learners:
+        raise UserError(
+            f"{config.num_learners} learners share {num_workers} workers: raise --num-workers, one each at least"
+        )
 
 
 def _check_devices(config: TrainConfig[Any, Any]) -> None:
@@ -122,13 +135,8 @@ def _check_same(settings: dict[str, Any], peers: Peers) -> None:
 
 def _part_of(config: TrainConfig[Any, Any], mine: Place, folder: str | None) -> TrainConfig[Any, Any]:
     changes: dict[str, Any] = {}
-    if config.collector.num_workers is None and config.mode != "sequential":
-        num_workers = config.num_workers or 1
-        if num_workers < mine.count:
-            raise UserError(
-                f"{mine.count} learners share {num_workers} workers: raise --num-workers, one each at least"
-            )
-        changes["num_workers"] = (num_workers + mine.count - 1 - mine.index) // mine.count
+    if _shares_workers(config):
+        changes["num_workers"] = ((config.num_workers or 1) + mine.count - 1 - mine.index) // mine.count
     if config.device == "cuda":
         import torch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,8 +219,14 @@ def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
         try:
             if not (name in ("env", "network") and callable(value)):
                 typeguard.check_type(value, kinds[name])
-        except typeguard.TypeCheckError as error:
-            raise UserError(f"{name} = {value!r} is of the wrong kind: {' '.join(str(error).split())}") from None
+        except typeguard.TypeCheckError:
+            raise UserError(f"{name} = {value!r} is of the wrong kind: it takes {_words(kinds[name])}") from None
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"{name} = {value!r} is no number")
+
+
+def _words(kind: Any) -> str:
+    return kind.__name__ if kind.__class__ is type else str(kind).replace("typing.", "")
 
 
 def flatten_config(config: TrainConfig[Any, Any]) -> dict[str, Any]:

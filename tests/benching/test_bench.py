@@ -123,6 +123,11 @@ def test_an_interrupted_bench_keeps_what_was_measured(tmp_path: Path) -> None:
         (["CartPole-v1", "--modes", "pips"], "did you mean pipes?"),
         (["CartPole-v1", "--modes", "freerun:segment_steps"], "written as freerun:name=value"),
         (["CartPole-v1", "--modes", "pipes:segment_steps=25"], "it belongs to --mode freerun"),
+        (["CartPole-v1", "--modes", "freerun:segment=25"], "did you mean segment_steps?"),
+        (
+            ["CartPole-v1", "--modes", "freerun:segment_steps=x"],
+            "is of the wrong kind: it takes int | None",
+        ),
         (["CartPole-v1", "--workers", "ten"], "--workers are numbers"),
         (["CartPole-v1", "--workers", "0"], "--workers are numbers"),
         (["CartPole-v1", "--seconds", "0"], "--seconds must lie between"),

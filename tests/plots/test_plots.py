@@ -118,10 +118,18 @@ def test_it_is_drawn(what: str, suffix: str, tmp_path: Path, capsys: pytest.Capt
 
 def test_what_cannot_be_drawn_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "run")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    begun = tmp_path / "begun" / "run"
+    begun.mkdir(parents=True)
+    (begun / "config.json").write_text('{"env": "CartPole-v1", "mode": "freerun"}')
     for words, said in (
         ([str(tmp_path / "none"), "-o", "x.png"], "holds no run"),
-        ([str(tmp_path), "-o", str(tmp_path / "x.gif")], "must end in .png"),
-        ([str(tmp_path), "-o", str(tmp_path / "no" / "x.png")], "cannot write"),
+        ([str(other), "-o", "x.png"], "config.json is none of a run"),
+        ([str(begun), "-o", "x.png"], "metrics.jsonl is missing"),
+        ([str(tmp_path / "run"), "-o", str(tmp_path / "x.gif")], "must end in .png"),
+        ([str(tmp_path / "run"), "-o", str(tmp_path / "no" / "x.png")], "cannot write"),
     ):
         assert main(["plot", *words]) == 2
         assert said in capsys.readouterr().err

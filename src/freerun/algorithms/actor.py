@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from freerun.algorithms.heads import Categorical, Forward, Gaussian, Head, Single, SquashedGaussian
-from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError
+from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, require_positive
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,9 @@ class ActorSpec:
     low: tuple[float, ...] = ()
     """The range of the actions of a squashed Gaussian; empty for one that is not."""
     high: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_positive(self, "hidden_sizes")
 
     @classmethod
     def squashed(cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: Activation) -> ActorSpec:

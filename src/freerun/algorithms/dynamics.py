@@ -59,7 +59,7 @@ class DynamicsConfig(SACConfig):
         super().__post_init__()
         if not 1 <= self.num_elites <= self.num_models:
             raise UserError(f"--num-elites must lie between 1 and --num-models, not {self.num_elites}")
-        require_positive(self, "model_batch_size", "steps_per_model_training")
+        require_positive(self, "model_batch_size", "steps_per_model_training", "model_hidden_sizes")
         if self.model_learning_rate <= 0 or self.model_updates_per_step <= 0:
             raise UserError("--model-learning-rate and --model-updates-per-step must be above 0")
         find(self.termination)

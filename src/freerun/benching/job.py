@@ -14,9 +14,9 @@ from typing import Any
 
 from freerun.benching import bare
 from freerun.benching.machine import Load, LoadMeter, own_megabytes
-from freerun.config import EnvArg
 from freerun.core import EnvFailure, Start, UserError
 from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.parsing import EnvArgs
 from freerun.registry import MODES
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
@@ -42,7 +42,7 @@ class Job:
     episodes_per_update: int = 0
     """The same for modes that hand over whole episodes."""
     num_epochs: int = 4
-    env_args: dict[str, EnvArg] = field(default_factory=dict)
+    env_args: EnvArgs = field(default_factory=dict)
     max_episode_steps: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """The mode's own, where they are not what follows from the number of workers."""

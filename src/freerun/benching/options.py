@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import tyro
 
 from freerun.benching.machine import num_cores
-from freerun.config import EnvArg
 from freerun.core import UserError, require_positive
-from freerun.registry import ALIASES, MODES, check_name, lookup
+from freerun.parsing import EnvArgs
+from freerun.registry import ALIASES, MODES, check_name, lookup, make_config
 
 ALL = "all"
 SEGMENTS = "freerun:segment_steps=25"
@@ -41,7 +41,7 @@ class BenchOptions:
     worker)."""
     num_epochs: int = 4
     """Passes over the data of an update."""
-    env_args: dict[str, EnvArg] = field(default_factory=dict)
+    env_args: EnvArgs = field(default_factory=dict)
     """Arguments for the environment, as names and values."""
     max_episode_steps: int | None = None
     """Truncate episodes here."""
@@ -100,4 +100,5 @@ def read_mode(label: str) -> tuple[str, dict[str, Any]]:
             settings[name] = json.loads(value)
         except json.JSONDecodeError:
             settings[name] = value
+    make_config({"env": "", "mode": mode, **settings})
     return mode, settings

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from freerun.commands import INTERRUPTED
+from freerun.parsing import parse, parse_known
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,11 @@ def bench(words: list[str]) -> int:
     from freerun.benching.text import print_results
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    first, rest = tyro.cli(_FirstOfBench, args=words, return_unknown_args=True, add_help=False)
+    first, rest = parse_known(_FirstOfBench, words)
     default, earlier = (None, None) if first.resume is None else resumed_options(first.resume)
-    options: BenchOptions = tyro.cli(
+    options: BenchOptions = parse(
         BenchOptions,
-        args=rest,
+        rest,
         prog="freerun bench",
         description=f"{bench.__doc__} --resume FOLDER goes on with a bench that was stopped; with more --repeats, "
         "--modes or --workers it measures more.",

@@ -8,6 +8,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from freerun.parsing import EnvArgs, parse
+
 
 @dataclass(frozen=True)
 class _CheckEnv:
@@ -15,13 +17,13 @@ class _CheckEnv:
     """A Gymnasium id or your own as module:callable."""
     episodes: int = 3
     """Episodes to try, with random actions."""
-    env_args: dict[str, bool | int | float | str] = field(default_factory=dict)
+    env_args: EnvArgs = field(default_factory=dict)
     """Arguments for the environment, as names and values."""
 
 
 def check_env(words: list[str]) -> int:
     """Look for what is wrong with an environment, and say how to mend it."""
-    options = tyro.cli(_CheckEnv, args=words, prog="freerun check-env", description=check_env.__doc__)
+    options = parse(_CheckEnv, words, prog="freerun check-env", description=check_env.__doc__)
     from freerun.envs.check import check, print_report
 
     findings = check(options.env, options.env_args, options.episodes)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from freerun.commands import RunDir, Trusted, simulator
+from freerun.parsing import parse
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Eval:
 
 def evaluate(words: list[str]) -> int:
     """Run a trained policy on fresh episodes."""
-    options = tyro.cli(_Eval, args=words, prog="freerun eval", description=evaluate.__doc__)
+    options = parse(_Eval, words, prog="freerun eval", description=evaluate.__doc__)
     simulator.start_for(options.run_dir)
     from freerun import evaluation
 

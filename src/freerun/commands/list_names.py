@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import tyro
 from rich.console import Console
 from rich.table import Table
+
+from freerun.parsing import parse
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class _List:
 
 def list_names(words: list[str]) -> int:
     """Name what is there: environments, algorithms, modes."""
-    tyro.cli(_List, args=words, prog="freerun list")
+    parse(_List, words, prog="freerun list")
     from freerun import envs, presets, registry
 
     console = Console(markup=False)  # freerun[box2d] is no markup

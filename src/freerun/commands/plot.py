@@ -8,13 +8,15 @@ from typing import Annotated, Literal
 
 import tyro
 
+from freerun.parsing import parse
+
 
 @dataclass(frozen=True)
 class _Plot:
-    paths: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN_DIR")]]
-    """Runs, or folders of runs. Those that differ only in their seed are one learning curve."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """The file to write: .png, .svg or .pdf, or .html to zoom in."""
+    paths: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN_DIR")]] = (Path("runs"),)
+    """Runs, or folders of runs. Those that differ only in their seed are one learning curve."""
     what: Literal["curves", "timeline", "scaling"] = "curves"
     """Learning curves (interquartile mean over seeds and its 95 % confidence interval), who was busy when, or steps per
     second by the number of workers."""
@@ -26,7 +28,7 @@ class _Plot:
 
 def plot(words: list[str]) -> int:
     """Draw learning curves, timelines or scaling of runs."""
-    options = tyro.cli(_Plot, args=words, prog="freerun plot", description=plot.__doc__)
+    options = parse(_Plot, words, prog="freerun plot", description=plot.__doc__)
     from freerun.plots import drawing, learning, panels
 
     runs = panels.find_runs(options.paths)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import tyro
 from rich.console import Console
 
 from freerun.core import UserError
+from freerun.parsing import parse, parse_known
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ def probe(words: list[str]) -> int:
     """Measure an environment and this machine, and predict how fast each mode would train."""
     about = f"{probe.__doc__} All flags of `freerun train` may be given too: they say what would be trained, and how."
     if {"-h", "--help"} & set(words):
-        tyro.cli(_Probe, args=["--help"], prog="freerun probe ENV", description=about)
-    options, rest = tyro.cli(_Probe, args=words, return_unknown_args=True, add_help=False)
+        parse(_Probe, ["--help"], prog="freerun probe ENV", description=about)
+    options, rest = parse_known(_Probe, words)
     from freerun.flags import Flags
     from freerun.probing import auto, report
     from freerun.registry import ALIASES

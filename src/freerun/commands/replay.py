@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import tyro
-
 from freerun.commands import RunDir, Trusted
+from freerun.parsing import parse
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class _Replay:
 
 def replay(words: list[str]) -> int:
     """Re-enact a run in one process, from its ledger: the same steps, the same updates, the same weights."""
-    options = tyro.cli(_Replay, args=words, prog="freerun replay", description=replay.__doc__)
+    options = parse(_Replay, words, prog="freerun replay", description=replay.__doc__)
     from freerun.replaying import replay as again
 
     found = again(options.run_dir, options.until_update, options.trust)

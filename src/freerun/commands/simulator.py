@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
+from freerun.parsing import parse_known
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ def start(words: list[str]) -> str | None:
     from freerun.envs.isaac_launch import is_isaac_task, start_app
     from freerun.envs.tensors import is_only_tensors
 
-    simulator, _ = tyro.cli(_Simulator, args=words, return_unknown_args=True, add_help=False)
+    simulator, _ = parse_known(_Simulator, words)
     task = simulator.task or next(filter(is_only_tensors, words), None)
     if is_isaac_task(task):
         start_app(simulator.device, simulator.headless)

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from freerun.core import UserError
+from freerun.parsing import parse
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class _Watch:
 
 def watch(words: list[str]) -> int:
     """Show runs on a local web page, live or afterwards."""
-    options = tyro.cli(_Watch, args=words, prog="freerun watch", description=watch.__doc__)
+    options = parse(_Watch, words, prog="freerun watch", description=watch.__doc__)
     from freerun.watch.server import end_with_input, serve
 
     for path in options.paths:

@@ -69,8 +69,9 @@ def callable_name(target: str | Callable[..., Any]) -> str:
 
 
 def require_positive(settings: Any, *names: str) -> None:
-    """Each of these settings must be at least 1, where it is given at all."""
+    """Each of these settings must be at least 1, or all of its numbers, where it is given at all."""
     for name in names:
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        given = getattr(settings, name)
+        for value in given if isinstance(given, tuple) else () if given is None else (given,):
+            if value < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")

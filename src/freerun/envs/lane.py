@@ -19,6 +19,9 @@ class Lane(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]):
         super().__init__(env)
+        for name in ("observation_space", "action_space"):
+            if getattr(env, name, None) is None:
+                raise UserError(f"the environment has no {name}: set self.{name} in its __init__ (`freerun check-env`)")
         self.lane_spec = EnvSpec(_observation_space(env), _action_space(env))
         self.observation_space = self.lane_spec.observation_space
         self.action_space = self.lane_spec.action_space

@@ -113,5 +113,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         )
         if not inside:
             raise UserError(f"{path} holds no run: name a folder made by freerun train, or one that holds several")
+        for run_dir in inside:
+            if not {"env", "mode"} <= read_json(run_dir / "config.json").keys():
+                raise UserError(f"{run_dir / 'config.json'} is none of a run: name a folder made by freerun train")
         found += inside
     return found

@@ -40,6 +40,7 @@ from freerun.watch.runs import WatchedRun
 from freerun.watch.shelf import Shelf
 
 DEFAULT_PORT = 8642
+MOST_PORT = 65535
 PAGE = Path(__file__).parent / "page"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 MOST_CELLS = 2000
@@ -241,6 +242,8 @@ def end_with_input() -> None:
 
 def _listen(host: str, port: int | None) -> socket.socket:
     """On the port that was asked for, or else the usual one, or else any."""
+    if port is not None and not 0 <= port <= MOST_PORT:
+        raise UserError(f"--port must lie between 0 and {MOST_PORT}, not {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in [port] if port is not None else [DEFAULT_PORT, 0]:
         listener = socket.socket(family, socket.SOCK_STREAM)
