@@ -23,18 +23,17 @@ SCRIPTS = {
 }
 
 
+def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": sys.executable}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100, check=False)
+    assert run.returncode == 0, run.stderr
+    return run
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_trains_and_says_so_in_the_familiar_words(script: str, tmp_path: Path) -> None:
     command = [str(ROOT / script)] if script.endswith(".sh") else [sys.executable, str(ROOT / script)]
-    run = subprocess.run(
-        [*command, *FEW, SCRIPTS[script], "2", "--run-dir", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHON": sys.executable},
-        timeout=100,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    run = finished([*command, *FEW, SCRIPTS[script], "2", "--run-dir", str(tmp_path / "run")])
     assert "Collecting 4 episodes asynchronously..." in run.stdout
     assert "Collected 4 episodes in" in run.stdout
     assert run.stdout.count("Update complete") == 2
@@ -59,15 +58,8 @@ FLAGS = {
 def test_mbpo_on_the_drone_with_all_the_flags_of_the_original(script: str, tmp_path: Path) -> None:
     mode = ISAAC_SCRIPTS[script]
     words = ["--task", "Isaac-Exploration-Rough-Drone-v0", "--num_envs", "8", "--max_queue_size", "4", "--headless"]
-    run = subprocess.run(
-        [str(ROOT / script), *words, "--device", "cpu", *FLAGS[mode], *SMALL_MBPO, "--run_dir", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHON": sys.executable},
-        timeout=100,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    words += ["--device", "cpu", *FLAGS[mode], *SMALL_MBPO, "--run_dir", str(tmp_path / "run")]
+    run = finished([str(ROOT / script), *words])
     assert "simulated by freerun/RoughDrone-v0" in run.stderr
     ignored = {"continuous": ["--num_steps_per_env"], "batch": ["--num_collectors", "--collection_batch_size"]}[mode]
     assert [line.partition(" ")[0] for line in run.stderr.splitlines() if " is ignored: " in line] == ignored

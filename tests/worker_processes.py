@@ -1,9 +1,13 @@
-"""Which processes hold environments, among all that this one has started."""
+"""Which processes hold environments, among all that this one has started, and a moment to do something to them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 
@@ -20,3 +24,25 @@ def workers() -> set[int]:
             if parent.name() != "raylet" or (process.cmdline()[:1] and "FreerunActor" in process.cmdline()[0]):
                 found.add(process.pid)
     return found
+
+
+@contextlib.contextmanager
+def after_updates(run_dir: Path, num_updates: int, act: Callable[[], object]) -> Iterator[None]:
+    """Act from another thread, once a run has got so far."""
+
+    def wait_and_act() -> None:
+        metrics = run_dir / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if metrics.exists() and metrics.read_text().count("\n") >= num_updates:
+                time.sleep(0.1)  # into the next round
+                act()
+                return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +11,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from worker_processes import workers
 
 import freerun
 from freerun.algorithms.actor import ActorSpec, MLPActor
@@ -84,64 +80,6 @@ def test_segments_hold_all_of_a_workers_environments(tmp_path: Path) -> None:
         inside = ~segment.ended[:-1]
         np.testing.assert_array_equal(segment.next_obs[:-1][inside], segment.obs[1:][inside])
         np.testing.assert_array_equal(segment.next_obs[..., 0], segment.obs[..., 0], err_msg="the mark of an episode")
-
-
-def test_training_on_segments_keeps_the_books_and_the_share_of_long_episodes(run_dir: Path) -> None:
-    result = freerun.train(
-        "toy_envs:Audit",
-        mode="freerun",
-        num_workers=2,
-        envs_per_worker=10,
-        segment_steps=50,
-        max_lag=4,
-        steps_per_update=2000,
-        total_steps=200_000,
-        num_epochs=1,
-        minibatch_size=5000,
-        quiet=True,
-        run_dir=run_dir,
-    )
-    ledger = result.summary["ledger"]
-    assert ledger["started"] == ledger["trained"] + ledger["handed_over_untrained"]
-    assert ledger["cut"] == ledger["in_flight"] == 0
-    long, short = (ledger["episodes_by_length"][length] for length in ("200", "20"))
-    # Of 1,800 episodes half are long (± 0.012, one sigma); those unfinished at the end, up to 20, are mostly long.
-    assert 0.46 < long / (long + short) < 0.54
-    assert 1 <= result.summary["lag_max"] <= 4
-
-
-def test_a_worker_killed_on_segments_leaves_its_episodes_cut_and_training_goes_on(run_dir: Path) -> None:
-    before = workers()
-
-    def kill_one() -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            lines = (run_dir / "metrics.jsonl").read_text().splitlines() if (run_dir / "metrics.jsonl").exists() else []
-            if len(lines) >= 3:
-                os.kill(min(workers() - before), signal.SIGKILL)
-                return
-            time.sleep(0.01)
-
-    killer = threading.Thread(target=kill_one)
-    killer.start()
-    result = freerun.train(
-        "toy_envs:Audit",
-        mode="freerun",
-        num_workers=2,
-        envs_per_worker=4,
-        segment_steps=25,
-        steps_per_update=400,
-        total_steps=20_000,
-        num_epochs=1,
-        env_args={"step_seconds": 0.0002},
-        quiet=True,
-        run_dir=run_dir,
-    )
-    killer.join()
-    ledger = result.summary["ledger"]
-    assert result.summary["worker_restarts"] == 1
-    assert 0 < ledger["cut"] <= 4
-    assert ledger["started"] == ledger["trained"] + ledger["handed_over_untrained"] + ledger["cut"]
 
 
 def test_what_does_not_go_together_is_refused(run_dir: Path) -> None:

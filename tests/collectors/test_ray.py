@@ -59,30 +59,6 @@ def test_environments_that_share_an_actor_change_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("ray_nodes")
-def test_training_on_segments_keeps_the_books_and_the_share_of_long_episodes(run_dir: Path) -> None:
-    result = freerun.train(
-        "toy_envs:Audit",
-        mode="ray",
-        num_workers=2,
-        envs_per_worker=10,
-        segment_steps=50,
-        max_lag=4,
-        steps_per_update=2000,
-        total_steps=100_000,
-        num_epochs=1,
-        minibatch_size=5000,
-        quiet=True,
-        run_dir=run_dir,
-    )
-    ledger = result.summary["ledger"]
-    assert ledger["started"] == ledger["trained"] + ledger["handed_over_untrained"]
-    assert ledger["cut"] == ledger["in_flight"] == 0
-    long, short = (ledger["episodes_by_length"][length] for length in ("200", "20"))
-    assert 0.45 < long / (long + short) < 0.55
-    assert 1 <= result.summary["lag_max"] <= 4
-
-
-@pytest.mark.usefixtures("ray_nodes")
 def test_segments_go_on_where_the_last_one_ended() -> None:
     with collecting("toy_envs:Audit", RayConfig(envs_per_worker=3, segment_steps=16)) as collector:
         segments = [segment for _ in range(5) for segment in collector.collect(Demand(steps=300))]

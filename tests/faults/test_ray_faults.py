@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import ray
 from ray.exceptions import ObjectLostError
-from worker_processes import workers
+from worker_processes import after_updates
 
 import freerun
 from freerun.algorithms.actor import ActorSpec, MLPActor
@@ -49,28 +47,6 @@ def second_node(ray_nodes: Any) -> Iterator[Any]:
     if node in ray_nodes.worker_nodes:
         ray_nodes.remove_node(node)
     ray_nodes.wait_for_nodes()  # the next test must not see it
-
-
-@contextmanager
-def after_updates(run_dir: Path, num_updates: int, act: Any) -> Iterator[None]:
-    """Act from another thread, once a run has got so far."""
-
-    def wait_and_act() -> None:
-        metrics = run_dir / "metrics.jsonl"
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if metrics.exists() and metrics.read_text().count("\n") >= num_updates:
-                time.sleep(0.1)  # into the next round
-                act()
-                return
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=wait_and_act)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 def test_a_node_removed_in_the_middle_of_a_run_changes_nothing(
@@ -146,30 +122,6 @@ def test_a_lost_result_is_run_again(
     assert result.summary["worker_restarts"] == 1
     assert result.summary["ledger"]["started"] == result.summary["ledger"]["trained"] == 60
     assert result.summary["ledger"]["rerun"] >= 1
-
-
-@pytest.mark.usefixtures("ray_nodes")
-def test_an_actor_killed_on_segments_leaves_its_episodes_cut_and_training_goes_on(run_dir: Path) -> None:
-    before = workers()
-    with after_updates(run_dir, 3, lambda: os.kill(min(workers() - before), signal.SIGKILL)):
-        result = freerun.train(
-            "toy_envs:Audit",
-            mode="ray",
-            num_workers=2,
-            envs_per_worker=4,
-            segment_steps=25,
-            steps_per_update=400,
-            total_steps=8_000,
-            num_epochs=1,
-            env_args={"step_seconds": 0.0005},
-            quiet=True,
-            run_dir=run_dir,
-        )
-    ledger = result.summary["ledger"]
-    assert result.summary["worker_restarts"] == 1
-    assert 0 < ledger["cut"] <= 4
-    assert ledger["started"] == ledger["trained"] + ledger["handed_over_untrained"] + ledger["cut"]
-    assert ray.is_initialized(), "it was there before the run"
 
 
 @pytest.mark.usefixtures("ray_nodes")
