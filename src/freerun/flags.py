@@ -20,12 +20,12 @@ from freerun.persistence.files import read_json
 from freerun.presets import settings_of
 from freerun.probing import auto
 
-TRAIN_HELP = (
-    "Train an agent. --config FILE starts from the config.json of another run, --preset NAME from settings that go "
-    "together (`freerun list` names them); flags override both. --resume RUN_DIR goes on with a run that was stopped "
-    "or killed, from its newest checkpoint that is whole. Code that a file from elsewhere names (module:callable) is "
-    "run only if you name it again: --trust NAME. --mode auto measures the environment and this machine, and chooses."
-)
+TRAIN_HELP = """Train an agent on an environment. Beside the flags below, which override what these bring:
+  --config FILE     starts from the config.json of another run
+  --preset NAME     starts from settings that go together (`freerun list` names them)
+  --resume RUN_DIR  goes on with a run that was stopped or killed, from its newest checkpoint that is whole
+  --trust NAME      lets code run that a file from elsewhere names (module:callable)
+  --mode auto       measures the environment and this machine, and chooses"""
 
 
 @dataclass(frozen=True)
