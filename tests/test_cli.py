@@ -24,7 +24,8 @@ QUICK = ["--total-episodes", "4", "--episodes-per-update", "2", "-q"]
 def freerun(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """The real command, in a process of its own."""
     command = [sys.executable, "-m", "freerun", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment(), check=False)
+    wide = {**environment(), "COLUMNS": "160"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=wide, check=False)
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -7,14 +7,9 @@
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from freerun.version import VERSION as __version__
-
-if TYPE_CHECKING:
-    from freerun.evaluation import load_policy
-    from freerun.experiment import Result
-    from freerun.python_api import resume, train
 
 __all__ = ["Result", "__version__", "load_policy", "resume", "train"]
 
