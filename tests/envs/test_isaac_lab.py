@@ -321,7 +321,10 @@ def elsewhere(make_env: Make, **settings: Any) -> tuple[IsaacLabEnv, IsaacLabPro
     return here, there
 
 
-def test_a_second_simulation_has_a_process_of_its_own_and_steps_alike(make_env: Make) -> None:
+def test_a_second_simulation_has_a_process_of_its_own_and_steps_alike(
+    make_env: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of the other process: this one has looked before
     here, there = elsewhere(make_env)
     assert (there.spec, there.num_envs, there.device) == (here.spec, here.num_envs, here.device)
     assert torch.equal(here.reset(), there.reset())
@@ -332,6 +335,7 @@ def test_a_second_simulation_has_a_process_of_its_own_and_steps_alike(make_env: 
     metrics = there.metrics()
     assert metrics == here.metrics()
     assert metrics
+    assert not [path.name for path in tmp_path.iterdir() if "torchinductor" not in path.name]
     there.close()
     assert there._process.exitcode == 0
 

@@ -130,18 +130,23 @@ def _simulate(
 
     action = room(action_space.shape, torch.float32 if isinstance(action_space, spaces.Box) else torch.int64)
     parts = room(obs_space.shape), room(obs_space.shape), room(), room(dtype=torch.bool), room(dtype=torch.bool)
-    pipe.send(("done", (env.spec, env.num_envs, str(env.device), action, parts)))
+
+    def answer(asked: str) -> Metrics | None:
+        if asked == "metrics":
+            return env.metrics()
+        results = [env.reset()] if asked == "reset" else list(env.step(action))
+        for part, result in zip(parts, results, strict=False):
+            part.copy_(result)
+        _finish(action)
+        return None
+
     with contextlib.closing(env):
-        while True:
+        with processes.lending():
+            pipe.send(("done", (env.spec, env.num_envs, str(env.device), action, parts)))
             asked = pipe.recv()
-            if asked == "metrics":
-                pipe.send(("done", env.metrics()))
-                continue
-            results = [env.reset()] if asked == "reset" else list(env.step(action))
-            for part, result in zip(parts, results, strict=False):
-                part.copy_(result)
-            _finish(action)
-            pipe.send(("done", None))
+        while True:
+            pipe.send(("done", answer(asked)))
+            asked = pipe.recv()
 
 
 def _finish(tensor: Tensor) -> None:

@@ -14,7 +14,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_sharer
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
@@ -43,18 +43,43 @@ def context() -> ForkServerContext:
 def _without_socket() -> Iterator[None]:
     """Reach the fork server by a handle of its socket, whose file and folder are removed: a kill cannot leave them."""
     server: Any = forkserver._forkserver
-    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    if sys.platform != "linux" or server._forkserver_address or settings.get("tempdir"):
+    if sys.platform != "linux" or server._forkserver_address or _settings().get("tempdir"):
         yield
         return
-    settings["tempdir"] = tempfile.mkdtemp(prefix="freerun-")
-    try:
+    with _folder_for_a_moment():
         yield
         handle = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
         os.unlink(server._forkserver_address)
         server._forkserver_address = f"/proc/self/fd/{handle}"
-    finally:
-        os.rmdir(settings.pop("tempdir"))
+
+
+@contextlib.contextmanager
+def lending() -> Iterator[None]:
+    """Files, and tensors in shared memory, may be sent through pipes; those who get them must have read them by the
+    end. Python listens on a socket for that, in a folder which whoever is killed later would leave behind."""
+    with _folder_for_a_moment():
+        try:
+            yield
+        finally:
+            resource_sharer.stop()  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _folder_for_a_moment() -> Iterator[None]:
+    """Where Python puts its sockets."""
+    settings, before = _settings(), _settings().get("tempdir")
+    with tempfile.TemporaryDirectory(prefix="freerun-") as folder:
+        settings["tempdir"] = folder
+        try:
+            yield
+        finally:
+            settings["tempdir"] = before
+
+
+def _settings() -> dict[str, Any]:
+    """Of this process, as multiprocessing keeps them."""
+    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    return settings
 
 
 @contextlib.contextmanager
@@ -96,7 +121,7 @@ def enter_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Daemonic, so that a learner that fails does not wait for its workers; but some simulators start processes.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    _settings()["daemon"] = False
     let_go_of_fork_server()
     end_with_parent()  # the fork server, which ends with the learner
 
