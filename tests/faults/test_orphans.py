@@ -62,7 +62,7 @@ def wait_for_file(run: OutsideRun, path: Path) -> None:
     run.family()
 
 
-@pytest.mark.parametrize("mode", ["freerun", "ray"])
+@pytest.mark.parametrize("mode", ["sync", "executor", "freerun", "ray"])
 def test_a_kill_of_the_whole_group_too(mode: str, run_dir: Path) -> None:
     with start(mode, run_dir) as run:
         run.wait_for_updates(2)

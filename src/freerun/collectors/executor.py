@@ -71,34 +71,38 @@ class Executor:
     def _start_pool(self) -> None:
         """Until it stands, or has broken too often."""
         while not self._is_ready:
-            others = set(multiprocessing.active_children())
-            # A pool starts a process only when none is idle: nobody is idle until all have met here.
-            all_started = self._context.Barrier(self.num_workers)
-            indices, giver = self._context.Pipe(duplex=False)
-            os.write(giver.fileno(), b"".join(index.to_bytes(INDEX_BYTES) for index in range(self.num_workers)))
-            for index in range(self.num_workers):
-                self._monitor.pulse.clear(index)
-            arguments = (self._setup, all_started, indices)
-            self._pool = ProcessPoolExecutor(self.num_workers, self._context, _start, arguments)
+            with processes.nameless_semaphores():
+                self._try_pool()
+
+    def _try_pool(self) -> None:
+        others = set(multiprocessing.active_children())
+        # A pool starts a process only when none is idle: nobody is idle until all have met here.
+        all_started = self._context.Barrier(self.num_workers)
+        indices, giver = self._context.Pipe(duplex=False)
+        os.write(giver.fileno(), b"".join(index.to_bytes(INDEX_BYTES) for index in range(self.num_workers)))
+        for index in range(self.num_workers):
+            self._monitor.pulse.clear(index)
+        arguments = (self._setup, all_started, indices)
+        self._pool = ProcessPoolExecutor(self.num_workers, self._context, _start, arguments)
+        try:
             try:
-                try:
-                    # One more than there are processes: each starts one, but only the next tells the pool to watch it.
-                    # The death of the last would go unnoticed, and the others would wait for it.
-                    hellos = [self._submit(_hello) for _ in range(self.num_workers + 1)]
-                finally:
-                    self._processes = [child for child in multiprocessing.active_children() if child not in others]
-                for hello in hellos:
-                    hello.result()
-                self._is_ready = True
-            except BrokenProcessPool:
-                self._end_pool()
-            except (UserError, EnvFailure) as failure:
-                self._shut_down()
-                time.sleep(self._supervisor.failed(getattr(failure, "worker", 0), failure))
-                self._rounds.book.worker_restarts += 1
+                # One more than there are processes: each starts one, but only the next tells the pool to watch it.
+                # The death of the last would go unnoticed, and the others would wait for it.
+                hellos = [self._submit(_hello) for _ in range(self.num_workers + 1)]
             finally:
-                indices.close()
-                giver.close()
+                self._processes = [child for child in multiprocessing.active_children() if child not in others]
+            for hello in hellos:
+                hello.result()
+            self._is_ready = True
+        except BrokenProcessPool:
+            self._end_pool()
+        except (UserError, EnvFailure) as failure:
+            self._shut_down()
+            time.sleep(self._supervisor.failed(getattr(failure, "worker", 0), failure))
+            self._rounds.book.worker_restarts += 1
+        finally:
+            indices.close()
+            giver.close()
 
     def _pids(self) -> dict[int, int]:
         """Those that have said which one they are, and in the other places those that have not come so far."""

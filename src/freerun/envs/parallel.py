@@ -49,7 +49,7 @@ class ParallelLanes:
         self._stacks = StackFile()
         processes.context()
         started = list(multiprocessing.active_children())
-        with processes.without_main():
+        with processes.without_main(), processes.nameless_semaphores():
             try:
                 self._vector = AsyncVectorEnv(
                     [_LaneInProcess(factory, tracks, self._stacks, index) for index in range(num_envs)],

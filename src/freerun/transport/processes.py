@@ -14,8 +14,9 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import forkserver, resource_sharer
+from multiprocessing import forkserver, resource_sharer, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.synchronize import SemLock
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -62,6 +63,19 @@ def lending() -> Iterator[None]:
             yield
         finally:
             resource_sharer.stop()  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def nameless_semaphores() -> Iterator[None]:
+    """Those that are made inside lose their names at the end, when all processes that share them must have opened them:
+    Python would have another process unlink them, which a kill of the whole group takes too."""
+    before = set(util._finalizer_registry)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for key, finalizer in list(util._finalizer_registry.items()):  # type: ignore[attr-defined]
+            if key not in before and finalizer._callback is SemLock._cleanup:  # type: ignore[attr-defined]
+                finalizer()
 
 
 @contextlib.contextmanager
