@@ -28,7 +28,8 @@ EnvArgs = Annotated[dict[str, EnvArg], tyro.conf.arg(metavar="NAME VALUE …", h
 def parse(kind: type[Options], words: Sequence[str], **about: Any) -> Options:
     """All words must be flags of this kind; --help explains them."""
     with RULES:
-        return tyro.cli(kind, args=words, **about)
+        options: Options = tyro.cli(kind, args=words, **about)
+    return options
 
 
 def parse_known(kind: type[Options], words: Sequence[str]) -> tuple[Options, list[str]]:

@@ -19,7 +19,8 @@ def train(mode: str, run_dir: Path, **settings: Any) -> dict[str, Any]:
     result = freerun.train(
         "toy_envs:Audit", mode=mode, num_workers=2, num_epochs=1, quiet=True, run_dir=run_dir, **settings
     )
-    return result.summary
+    summary: dict[str, Any] = result.summary
+    return summary
 
 
 def test_the_books_balance_and_long_episodes_have_their_share(mode: str, run_dir: Path) -> None:

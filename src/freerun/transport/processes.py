@@ -62,7 +62,7 @@ def lending() -> Iterator[None]:
         try:
             yield
         finally:
-            resource_sharer.stop()  # type: ignore[attr-defined]
+            resource_sharer.stop()
 
 
 @contextlib.contextmanager
