@@ -7,6 +7,7 @@ of the adapted run after a minute beside the best of the others. `--cases` measu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ import tyro
 
 WANTED = 0.9
 WITHIN_SECONDS = 60.0
+FEWEST_UPDATES = 3
 SLIDING_SECONDS = 6.0
 """The speed at a moment is that of so many seconds around it."""
 
@@ -47,7 +49,7 @@ CASES = {
     "straggler": Case(
         "2 workers on Straggler",
         "freerun/Straggler-v0",
-        f"--mode freerun --steps-per-update 4096 --max-lag 2 {LIGHT}",
+        f"--mode freerun --max-lag 2 {LIGHT}",
         "--num-workers 2",
         ("--num-workers 8", "--num-workers 16", "--num-workers 32", "--num-workers 64"),
     ),
@@ -147,19 +149,25 @@ def train(case: Case, flags: str, seconds: float) -> tuple[Records, list[dict[st
             deadline = time.monotonic() + 60.0
             while not (run_dir / "timeline.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)
+            while process.poll() is None and num_lines(run_dir) < FEWEST_UPDATES and time.monotonic() < deadline:
+                time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)
         finally:
             process.kill()
         lines = (run_dir / "metrics.jsonl").read_text().splitlines() if run_dir.exists() else []
         told = run_dir / "adapting.jsonl"
         changes = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
-    if len(lines) < 3:
+    if len(lines) < FEWEST_UPDATES:
         raise SystemExit(f"{shlex.join(command)} came to nothing:\n{errors}")
     return [json.loads(line) for line in lines], changes
+
+
+def num_lines(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def rate(records: Records, start: float, stop: float) -> float:
