@@ -60,25 +60,42 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     return dataclasses.replace(config, **changes)
 
 
-def _adapting(config: TrainConfig[Any, Any], num_workers: int, num_learners: int) -> AdaptConfig:
-    """How far --adapt may go, with what was left open; refuses what it cannot move."""
-    able = [name for name, mode in MODES.items() if mode.adapts]
-    if config.mode not in able or is_tensors(config):
-        what = "environments that are tensors" if is_tensors(config) else f"--mode {config.mode}"
+def check_adapting(config: TrainConfig[Any, Any]) -> None:
+    """Refuse what --adapt cannot move."""
+    bounds, mode = config.adapting, config.mode
+    if not bounds.adapt:
+        return
+    able = [name for name, entry in MODES.items() if entry.adapts]
+    if mode not in able or is_tensors(config):
+        what = "environments that are tensors" if is_tensors(config) else f"--mode {mode}"
         raise UserError(f"--adapt finds nothing to move in {what}: leave it out, or choose one of {', '.join(able)}")
+    if mode == "batch" and bounds.adapt_max_workers is not None:
+        raise UserError("--mode batch has one collector, whatever --adapt does: leave --adapt-max-workers out")
+    moved = {"adapt_max_queue_size": "max_queue_size"}
+    if getattr(config.collector, "segment_steps", None) is None:
+        moved["adapt_max_envs_per_worker"] = "envs_per_worker"
+    for bound in ("adapt_max_queue_size", "adapt_max_envs_per_worker"):
+        flag, most = f"--{bound.replace('_', '-')}", getattr(bounds, bound)
+        start = getattr(config.collector, moved.get(bound, ""), None)
+        if most is not None and start is None:
+            raise UserError(f"{flag} bounds nothing that --adapt could move here, in --mode {mode}: leave it out")
+        if most is not None and most < start:
+            raise UserError(f"{flag} {most} is less than the {start} that the run starts with: raise it")
+
+
+def _adapting(config: TrainConfig[Any, Any], num_workers: int, num_learners: int) -> AdaptConfig:
+    """How far --adapt may go, with what was left open."""
+    check_adapting(config)
     if num_learners > 1:
         raise UserError("--adapt tunes a run with one learner: leave --num-learners out")
-    bounds = config.adapting
     if config.mode == "batch":
-        if bounds.adapt_max_workers is not None:
-            raise UserError("--mode batch has one collector, whatever --adapt does: leave --adapt-max-workers out")
-        return bounds
+        return config.adapting
     in_memory = psutil.virtual_memory().available // WORKER_BYTES
     derived = min(MOST_WORKERS, WORKERS_PER_CORE * (os.cpu_count() or 1), in_memory)
-    most = bounds.adapt_max_workers or max(num_workers, derived)
+    most = config.adapting.adapt_max_workers or max(num_workers, derived)
     if most < num_workers:
         raise UserError(f"--adapt-max-workers {most} is less than the {num_workers} that the run starts with: raise it")
-    return dataclasses.replace(bounds, adapt_max_workers=most)
+    return dataclasses.replace(config.adapting, adapt_max_workers=most)
 
 
 def _for_tensors(collector: Any) -> Any:

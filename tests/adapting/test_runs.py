@@ -177,6 +177,18 @@ def test_it_tunes_a_run_and_says_what_it_did(run_dir: Path) -> None:
         ({"mode": "batch", "adapt_max_workers": 4}, "--mode batch has one collector, whatever --adapt does"),
         ({"adapt": False, "adapt_max_workers": 4}, "--adapt-max-workers is a bound of --adapt: give that too"),
         ({"adapt_max_queue_size": 0}, "--adapt-max-queue-size must be at least 1, not 0"),
+        (
+            {"adapt_max_queue_size": 4},
+            "--adapt-max-queue-size bounds nothing that --adapt could move here, in --mode freer",
+        ),
+        (
+            {"mode": "batch", "adapt_max_queue_size": 4},
+            "--adapt-max-queue-size 4 is less than the 10 that the run starts",
+        ),
+        (
+            {"segment_steps": 8, "adapt_max_envs_per_worker": 4},
+            "--adapt-max-envs-per-worker bounds nothing that --adapt could move here",
+        ),
         ({"adapt_window": 0.0}, "--adapt-window must be above 0, not 0"),
         ({"adapt_max_minibatch": 32}, "--adapt-max-minibatch 32 is less than the 64 that the run starts with"),
         ({"adapt_min_update_ratio": 11.0}, "--adapt-min-update-ratio 11 is more than the 10 that the run starts with"),
@@ -199,8 +211,8 @@ def test_what_cannot_be_adapted_is_refused_with_one_sentence(
 @pytest.mark.parametrize(
     ("mode", "bounds", "sentence"),
     [
-        ("sync", {}, "--adapt finds nothing to move in it"),
-        ("batch", {"adapt_max_workers": 4}, "it has one collector, whatever --adapt does"),
+        ("sync", {}, "--adapt finds nothing to move in --mode sync"),
+        ("batch", {"adapt_max_workers": 4}, "--mode batch has one collector, whatever --adapt does"),
     ],
 )
 def test_auto_leaves_modes_out_that_cannot_be_adapted(mode: str, bounds: dict[str, Any], sentence: str) -> None:

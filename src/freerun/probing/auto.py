@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from freerun.completing import complete
+from freerun.completing import check_adapting, complete
 from freerun.config import TrainConfig
 from freerun.core import Demand, UserError
 from freerun.envs.tensors import find_builder
@@ -131,10 +131,7 @@ def _check(mode: str, config: Config) -> None:
             raise UserError("it has --num-collectors, not --num-workers")
         if mode in ("sequential", "batch") and config.num_workers > 1:
             raise UserError("it has one worker")
-    if config.adapting.adapt and not entry.adapts:
-        raise UserError("--adapt finds nothing to move in it")
-    if config.adapting.adapt_max_workers is not None and mode == "batch":
-        raise UserError("it has one collector, whatever --adapt does")
+    check_adapting(config)
     if mode == "sync" and (config.collector.num_envs or config.collector.num_steps_per_env):
         raise UserError("its --num-envs and --num-steps-per-env are for environments that are tensors")
     if mode == "ray" and importlib.util.find_spec("ray") is None:
