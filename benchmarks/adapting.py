@@ -224,9 +224,9 @@ def measure(name: str, options: Options, before: Result | None) -> Result:
 
 def table(results: list[Result], options: Options) -> str:
     lines = [
-        f"`--adapt` from a bad setting, {os.cpu_count()} cores, PPO; steps/s, medians. The best by hand is found in runs "
-        f"of {options.seconds:g} s; it and the adapted run then last {options.adapt_seconds:g} s, and what comes after the "
-        "first minute counts.",
+        f"`--adapt` from a bad setting, {os.cpu_count()} cores, PPO; steps/s, medians. The best by hand is found in "
+        f"runs of {options.seconds:g} s; it and the adapted run then last {options.adapt_seconds:g} s, and what comes "
+        "after the first minute counts.",
         "",
         "| start | bad setting | best by hand | `--adapt` | of the best | 90 % after | comes to rest at |",
         "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
@@ -243,8 +243,8 @@ def table(results: list[Result], options: Options) -> str:
             ", ".join(f"{name} {value:g}" for name, value in run.values.items()) for run in result.adapted
         )
         lines.append(
-            f"| {case.about} | {statistics.median(result.by_hand[case.bad]):,.0f} | {best:,.0f} (`{flags}`{early_only}) "
-            f"| {reached:,.0f} | {reached / best:.0%} | {soon} | {values} |"
+            f"| {case.about} | {statistics.median(result.by_hand[case.bad]):,.0f} "
+            f"| {best:,.0f} (`{flags}`{early_only}) | {reached:,.0f} | {reached / best:.0%} | {soon} | {values} |"
         )
     lines += ["", "| case | flags | by hand, steps/s (each run) |", "| --- | --- | --- |"]
     for result in results:
