@@ -48,6 +48,7 @@ class Restless:
     def __init__(self, knobs: Sequence[Knob], given: Circumstances):
         self._knobs = {knob.name: knob for knob in knobs}
         self._moves = self._plan()
+        self.trial = None
 
     def _plan(self) -> Iterator[tuple[Knob, float]]:
         for place in itertools.cycle(("high", "low", "between")):
@@ -137,6 +138,29 @@ def test_a_run_that_was_adapted_goes_on_with_what_it_had(run_dir: Path, monkeypa
     for record in resumed:
         assert record["adapted_num_workers"] == adapted["num_workers"]
         assert record["adapted_update_ratio"] == adapted["update_ratio"]
+
+
+def test_workers_that_fail_after_a_change_undo_it(run_dir: Path, tmp_path: Path) -> None:
+    """One more worker than there is room for, as where memory runs out: here, more than one claims the same file."""
+    freerun.train(
+        "crowded_env:Crowded",
+        mode="pipes",
+        num_workers=1,
+        adapt=True,
+        adapt_max_workers=2,
+        adapt_window=0.5,
+        env_args={"folder": str(tmp_path), "most": 1, "step_seconds": 0.002},
+        steps_per_update=200,
+        num_epochs=1,
+        minibatch_size=200,
+        total_steps=4000,
+        quiet=True,
+        run_dir=run_dir,
+    )
+    tried, undone, *_ = changes(run_dir)
+    assert (tried["kind"], tried["knob"], tried["new"]) == ("try", "num_workers", 2)
+    assert (undone["kind"], undone["new"]) == ("undo", 1)
+    assert "since the change" in undone["reason"]
 
 
 def test_it_tunes_a_run_and_says_what_it_did(run_dir: Path) -> None:

@@ -131,6 +131,17 @@ def test_a_queue_that_is_mostly_empty_shrinks_into_its_band_if_that_costs_nothin
     assert told(made.observe(replace(FED, queue_fill=0.95))) == [("undo", "queue_size", 16, 32)]
 
 
+def test_a_move_that_does_harm_is_turned_back_at_once_and_not_tried_again_soon() -> None:
+    made = tuner(2)
+    assert made.abandon("workers failed") == []
+    made.observe(at(200))
+    (undone,) = made.abandon("3 worker failures since the change")
+    assert told([undone]) == [("undo", "num_workers", 4, 2)]
+    assert undone.reason == "3 worker failures since the change"
+    assert undone.effect is None
+    assert told(made.observe(at(200))) == [("try", "num_workers", 2, 3)]
+
+
 def test_nothing_is_done_where_nothing_is_wrong() -> None:
     made = tuner(4, size=16)
     assert [made.observe(replace(FED, queue_fill=0.6)) for _ in range(50)] == [[]] * 50

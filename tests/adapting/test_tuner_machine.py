@@ -59,6 +59,16 @@ class TunerMachine(RuleBasedStateMachine):
                 self.tried = None
             self.values[turn.knob] = turn.new
 
+    @rule()
+    def abandon(self) -> None:
+        turns = self.tuner.abandon("workers failed")
+        assert len(turns) == (self.tried is not None)
+        for turn in turns:
+            assert self.tried is not None
+            assert (turn.kind, turn.knob, turn.new) == ("undo", self.tried.knob, self.tried.old)
+            self.values[turn.knob] = turn.new
+        self.tried = None
+
     @invariant()
     def values_are_those_that_were_told_and_keep_to_their_bounds(self) -> None:
         for name, knob in self.tuner.knobs.items():

@@ -58,6 +58,8 @@ class Adapter:
         self._began = time.perf_counter()
         self._window = Window(window_seconds)
         self._settled_at: float | None = None
+        self._turned_at = self._began
+        self._restarts = counts().worker_restarts
         self._due: list[tuple[Dial, float]] = []  # for the learner to turn
         self._updates: list[Update] = []
         self._num_changes = 0
@@ -109,6 +111,10 @@ class Adapter:
             updates, self._updates = self._updates, []
             is_settled = not self._due and all(dial.is_settled() for dial in self._dials.values())
         counts, now = self._counts(), time.perf_counter()
+        if (harm := self._harm(now, counts)) is not None:
+            for turn in self._tuner.abandon(harm):
+                self._follow(turn)
+            return
         if not is_settled or not counts.steps_delivered:
             self._settled_at = None
             return
@@ -126,6 +132,17 @@ class Adapter:
         self._window = Window(self._window_seconds)
         for turn in self._tuner.observe(seen):
             self._follow(turn)
+
+    def _harm(self, now: float, counts: Counts) -> str | None:
+        """What speaks against the change that is being tried, whatever the speed."""
+        num_failures, self._restarts = counts.worker_restarts - self._restarts, counts.worker_restarts
+        if self._tuner.trial is None:
+            return None
+        if num_failures > 0:
+            return f"{num_failures} worker failures since the change"
+        if self._settled_at is None and now - self._turned_at > MOST_SETTLE_SECONDS:
+            return f"the change has not come into force within {MOST_SETTLE_SECONDS:g} s"
+        return None
 
     def _sample(self, now: float, counts: Counts) -> Sample:
         of_workers = [self._tracks.totals(worker) for worker in range(self._num_workers)]
@@ -150,7 +167,7 @@ class Adapter:
                 self._due.append((dial, turn.new))
         else:
             dial.turn(turn.new)
-        self._settled_at = None
+        self._settled_at, self._turned_at = None, time.perf_counter()
 
     def _tell(self, turn: Turn) -> None:
         effect = turn.effect

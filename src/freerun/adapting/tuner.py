@@ -104,7 +104,11 @@ class Tuner:
         helped = self._verdict(self.trial, after, effect)
         if helped is None:
             return []
-        return self._keep(after, effect) if helped else self._undo(effect)
+        return self._keep(after, effect) if helped else self._undo(self.trial.suggestion.reason, effect)
+
+    def abandon(self, reason: str) -> list[Turn]:
+        """What is being tried does harm, or never comes into force: turn it back without a measurement."""
+        return [] if self.trial is None else self._undo(reason, None)
 
     # ------------------------------------------------------------------------------------------ trying
 
@@ -176,14 +180,14 @@ class Tuner:
         kept = Turn("keep", knob.name, trial.old, knob.value, trial.suggestion.reason, effect)
         return [kept, *self._try()]
 
-    def _undo(self, effect: Effect) -> list[Turn]:
+    def _undo(self, reason: str, effect: Effect | None) -> list[Turn]:
         assert self.trial is not None
         trial, self.trial = self.trial, None
         knob = self.knobs[trial.suggestion.knob]
         self._fail(knob, knob.value, upwards=knob.value > trial.old)
         knob.value, tried = trial.old, knob.value
         self._base.clear()
-        return [Turn("undo", knob.name, tried, knob.value, trial.suggestion.reason, effect)]
+        return [Turn("undo", knob.name, tried, knob.value, reason, effect)]
 
     def _fail(self, knob: Knob, target: float, upwards: bool) -> None:
         before = self._failures.get((knob.name, upwards))
