@@ -25,6 +25,8 @@ SHORT_UNIT_SECONDS = 0.05
 UNITS_AHEAD = 4
 """Short units are dealt out ahead so that a worker need not wait for its next number; long ones one by one."""
 CLOSE_SECONDS = 1.0
+ADAPTING_REST_SECONDS = 0.5
+"""With --adapt: long enough to undo a change after which workers fail, before the same ones fail again."""
 HELD_UP_SECONDS = 0.5
 """A message that takes longer than this to read comes from a worker that stopped in the middle of it."""
 
@@ -229,6 +231,8 @@ class Crew(Exchange):
         failure = peer.failure or self._coroner.report(peer.index, peer.process.pid, peer.process.exitcode)
         self._bury(peer, failure)
         rest_seconds = self._restart_after(peer.index, failure, self._suspects(peer, failure))
+        if self._bounds is not None:
+            rest_seconds = max(rest_seconds, ADAPTING_REST_SECONDS)
         given_up = [failure.episode] if isinstance(failure, NotFinite) else []
         with self._changed:
             self._peers.remove(peer)
