@@ -16,6 +16,8 @@ WAITS = 0.10
 WAITS_MUCH = 0.30
 CPU_FULL = 0.90
 CPU_IDLE = 0.50
+MUCH_LONGER = 16
+"""Room costs little, and a queue that is still too short gains less than the noise of a busy machine."""
 WORKERS, ENVS, QUEUE, BATCH = "num_workers", "envs_per_worker", "queue_size", "collection_batch"
 MINIBATCH, RATIO = "minibatch", "update_ratio"
 
@@ -76,7 +78,7 @@ def _collecting_is_slow(seen: Observation, knobs: Mapping[str, Knob], given: Cir
     idle = seen.workers_waiting_for_weights + seen.workers_waiting_for_slot
     if queue and max(idle, seen.dropped) >= WAITS:
         what = f"{seen.dropped:.0%} of the steps are dropped" if seen.dropped >= WAITS else "workers wait for room"
-        yield Suggestion(QUEUE, queue.times(4), Aim.SPEED, f"{waits} while {what}")
+        yield Suggestion(QUEUE, queue.times(MUCH_LONGER), Aim.SPEED, f"{waits} while {what}")
     if idle < WAITS_MUCH and seen.cpu < CPU_FULL:
         why = f"{waits}, workers are busy and the cores are not ({seen.cpu:.0%})"
         if workers:

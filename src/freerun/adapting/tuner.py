@@ -151,7 +151,7 @@ class Tuner:
         if trial.suggestion.aim is Aim.SPEED:
             if effect.gain > effect.noise:
                 return True
-            return False if is_due or effect.gain <= 0 else None
+            return False if is_due else None
         if not self._is_nearer(trial, after):
             return False
         if effect.gain >= 0:
