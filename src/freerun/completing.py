@@ -50,7 +50,7 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     if config.deterministic and getattr(config.algorithm, "stages", None) == "concurrent":
         raise UserError("--deterministic takes the stages of MBPO in turn: leave --stages concurrent out")
     if config.max_lag is None and not mode.never_waits:
-        changes["max_lag"] = 0 if takes_turns else config.algorithm.default_max_lag
+        changes["max_lag"] = 0 if takes_turns else getattr(config.algorithm, "default_max_lag", 0)
     if config.on_nan is None:
         changes["on_nan"] = "stop" if mode.whole_episodes else "continue"
     collector = changes.get("collector", config.collector)
@@ -110,7 +110,7 @@ def _suited(algorithm: Any, unit_steps: int | None, takes_turns: bool) -> Any:
     """The algorithm's settings, with those that were left to the mode."""
     changes: dict[str, Any] = {}
     counts_episodes = getattr(algorithm, "episodes_per_update", None) is not None
-    if unit_steps is not None and algorithm.steps_per_update is None and not counts_episodes:
+    if unit_steps is not None and getattr(algorithm, "steps_per_update", 0) is None and not counts_episodes:
         changes["steps_per_update"] = unit_steps
     if getattr(algorithm, "stages", None) == "auto":
         changes["stages"] = "in-turn" if takes_turns else "concurrent"

@@ -77,9 +77,10 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     tracking: tyro.conf.OmitArgPrefixes[TrackingConfig] = field(default_factory=TrackingConfig)
     adapting: tyro.conf.OmitArgPrefixes[AdaptConfig] = field(default_factory=AdaptConfig)
     algo: str = "ppo"
-    """The learning algorithm; `freerun list` names them."""
+    """The learning algorithm; `freerun list` names them. Your own as module:Class (docs/own_algorithm.md)."""
     mode: str = "freerun"
-    """The way of collecting; `freerun list` names them. auto: what a probe predicts most of (docs/probe.md)."""
+    """The way of collecting; `freerun list` names them. auto: what a probe predicts most of (docs/probe.md). Your own
+    as module:Class (docs/own_mode.md)."""
     num_learners: int = 1
     """Learners that update together, on this machine or (with --mode ray) in the cluster: each collects its share and
     works out its share of every gradient. They share --num-workers. docs/learners.md says when that pays, and how to

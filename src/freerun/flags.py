@@ -60,26 +60,27 @@ class Flags:
         first, rest = parse_known(_First, words)
         options: dict[str, Any] = {}
         resumed = None
+        named = [*first.trust, *rest, *(name for name in (first.algo, first.mode) if name)]
         if first.resume is not None:
             auto.refuse(dataclasses.asdict(first), "a run goes on in the mode that is named, or in its own")
             if first.config or first.preset:
                 raise UserError("--resume goes on with a run's own settings: leave --config and --preset out")
             if series.is_series(first.resume):
                 options = series.resumed_config(first.resume)
+                origin.check(options, first.resume, named)
             else:
                 resumed = resuming.newest(first.resume)
+                origin.check(resuming.settings_of(resumed, first.resume), first.resume, named)
                 options = resuming.settings_of(resumed, first.resume, first.mode)
         elif first.config is not None:
             options = read_json(first.config)
+            origin.check(options, first.config.parent, named)
             if options.get("run_dir") is not None and not any(word.startswith("--run-dir") for word in rest):
                 raise UserError(f"{first.config} names a folder to write to: give it yourself as --run-dir")
             if first.mode == auto.AUTO and options.get("mode") in registry.MODES:
                 options = resuming.in_mode(
                     options, TrainConfig.mode
                 )  # what only its own mode has a word for is left out
-        source = first.resume or (first.config.parent if first.config else None)
-        if source is not None:
-            origin.check(options, source, [*first.trust, *rest])
         options.update(settings_of(first.preset))
         options.update({name: value for name in ("algo", "mode") if (value := getattr(first, name)) is not None})
         if first.num_workers == auto.AUTO:

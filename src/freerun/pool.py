@@ -66,7 +66,7 @@ class Pool:
             config.max_failures,
             config.on_nan or "stop",
             self.incidents,
-            config.algorithm.acceleration,
+            getattr(config.algorithm, "acceleration", "auto"),
             start if peers.count == 1 else share_of_start(start, peers),
             room,
         )

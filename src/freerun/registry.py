@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import typeguard
 
 from freerun.adapting.options import AdaptConfig
 from freerun.config import CyberConfig, TrainConfig
-from freerun.core import UserError, callable_name
+from freerun.core import UserError, callable_name, import_callable
 from freerun.envs.tensors import is_only_tensors
 from freerun.telemetry.tracking import TrackingConfig
 
@@ -144,15 +145,53 @@ WORKER_MODULES = (
 )
 
 
+OWN = {
+    "algorithm": ("Config", "demand", "observe", "update", "state_dict", "load_state_dict"),
+    "mode": ("publish", "collect", "counts", "close"),
+}
+"""What a user's own class must have, beside its constructor."""
+
+
 def _load(target: str) -> Any:
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def lookup(kind: str, name: str, registry: Mapping[str, Entry]) -> Entry:
+    """By its name in the registry; an algorithm or a mode of the user's own as module:Class."""
+    if ":" in name and kind in OWN:
+        return _own(kind, name)
     if name not in registry:
         raise UserError(f"there is no {kind} {name!r}: {_choices(name, registry)}")
     return registry[name]
+
+
+def _own(kind: str, name: str) -> Entry:
+    """What an entry says of ours, the class says of itself: its attributes have the entry's names."""
+    target = import_callable(name, kind)
+    missing = [part for part in OWN[kind] if not hasattr(target, part)]
+    if missing:
+        raise UserError(f"{kind} {name!r} has no {', no '.join(missing)}: docs/own_{kind}.md says what it needs")
+    if hasattr(target, "Config") and not dataclasses.is_dataclass(target.Config):
+        raise UserError(f"the Config of {kind} {name!r} is no dataclass: its fields become the {kind}'s flags")
+    return Entry(
+        name,
+        (target.__doc__ or "").partition("\n")[0],
+        f"{name}.Config" if hasattr(target, "Config") else Entry.config,
+        takes_turns=getattr(target, "takes_turns", Entry.takes_turns),
+        never_waits=getattr(target, "never_waits", Entry.never_waits),
+        whole_episodes=getattr(target, "whole_episodes", Entry.whole_episodes),
+    )
+
+
+def name_own(kind: str, thing: Any) -> str:
+    """The name of a class that was given as an object: it must be found by it again, as config.json has no more."""
+    if isinstance(thing, str):
+        return thing
+    name = callable_name(thing)
+    if "<locals>" in name or import_callable(name, kind) is not thing:
+        raise UserError(f"{kind} {name!r} cannot be found by its name: define the class at the top level of a module")
+    return name
 
 
 def _choices(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:

@@ -29,7 +29,7 @@ KEY_BYTES = 32
 def code_in(options: Mapping[str, Any]) -> list[str]:
     """What these settings would have imported, fetched, trusted or told: callables, modules, folders, clusters, and
     where a run's figures would go."""
-    found = [options.get(name) for name in ("env", "network", "termination")]
+    found = [options.get(name) for name in ("env", "network", "termination", "algo", "mode")]
     env_args = options.get("env_args")
     if isinstance(env_args, Mapping):
         found += [*env_args.values()]

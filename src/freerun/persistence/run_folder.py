@@ -39,8 +39,8 @@ class RunFolder:
     def choose(cls, path: Path | None, env: str, mode: str) -> RunFolder:
         """A folder without a run in it; under runs/ if no path is given. Nothing is written yet."""
         if path is None:
-            slug = re.sub(r"[^\w.-]+", "-", env)
-            path = _unused(Path("runs") / f"{slug}-{mode}-{datetime.now():%Y%m%d-%H%M%S}")
+            slug = re.sub(r"[^\w.-]+", "-", f"{env}-{mode}")
+            path = _unused(Path("runs") / f"{slug}-{datetime.now():%Y%m%d-%H%M%S}")
         if (path / CONFIG).exists():
             raise UserError(f"{path} already holds a run: name another --run-dir, or remove it")
         return cls(path)

@@ -115,6 +115,8 @@ def look(
 
 def _check(mode: str, config: Config) -> None:
     """Refuse what the mode would refuse when it starts: one sentence."""
+    if mode not in MODES:
+        raise UserError(f"a probe knows freerun's modes, not {mode}: give --num-workers a number")
     entry = MODES[mode]
     if find_builder(config.env) is not None:
         raise UserError(f"{config.env} is stepped as tensors, which is not probed: use --mode batch")

@@ -1,0 +1,40 @@
+"""Every file in examples/ is run as its first lines say, and learns something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import freerun
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SOURCE = Path(freerun.__file__).parent.parent
+WITHOUT_LEARNING = {"own_env": -40.0, "own_network": -0.3, "own_algorithm": 60.0, "own_mode": 50.0}
+"""A return that a policy which has learned nothing does not reach."""
+
+
+def run(command: list[str], folder: Path, path: Path = SOURCE) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(path), str(SOURCE)))}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_it_runs_as_a_script_and_learns(name: str, tmp_path: Path) -> None:
+    output = run([sys.executable, str(EXAMPLES / f"{name}.py")], tmp_path)
+    mean_return = float(output.rpartition("mean return ")[2])
+    assert mean_return > WITHOUT_LEARNING[name]
+
+
+def test_all_of_them_together_from_the_command_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "freerun", "train", "own_network:Catch", "--network", "own_network:cnn"]
+    command += ["--mode", "own_mode:InThisProcess", "--num-workers", "4", "--total-steps", "2000", "-q"]
+    assert "Finished: " in run(command, tmp_path, EXAMPLES)
+    command = [sys.executable, "-m", "freerun", "train", "own_env:Room", "--algo", "own_algorithm:Reinforce"]
+    command += ["--mode", "pipes", "--num-workers", "2", "--total-episodes", "40", "--gamma", "0.9", "-q"]
+    assert "Finished: " in run(command, tmp_path, EXAMPLES)
