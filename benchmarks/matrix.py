@@ -1,0 +1,304 @@
+"""Which mode for what: use cases, each stood for by an environment, and the mode that was measured to be fastest there.
+
+Reads what `freerun bench`, `cyber.py`, `tensor_modes.py` and `overlap.py` have left in benchmarks/results, and writes
+the table that the documentation shows. With `--run`, every use case of `freerun bench` that has no report yet is
+measured first (in all, under a quarter of an hour); `--again` measures those anew that have one. A mode is advised
+because it is the fastest; where the runs of several overlap, the one of them that `--mode auto` would prefer is, and
+the table says so.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+from tensor_modes import NUM_STEPS
+
+from freerun.benching import analysis, noise
+from freerun.benching.analysis import factor, percent
+from freerun.benching.command import bench
+from freerun.benching.options import ALL, BenchOptions
+from freerun.benching.results import Results
+from freerun.probing.auto import ONLY_IF_ASKED, PREFERENCE
+
+HERE = Path(__file__).parent / "results"
+MANY_PER_WORKER = "freerun:envs_per_worker=32:segment_steps=125"
+"""The way that the README advises for quick environments."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A mode with its settings: what it did in each run, and what it could have done at most."""
+
+    label: str
+    rates: list[float]
+    limit: float
+
+    @property
+    def mode(self) -> str:
+        return self.label.partition(":")[0]
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+
+@dataclass(frozen=True)
+class Measured:
+    contenders: list[Contender]
+    unit: str
+    what: str
+    """Environment and size."""
+    limit_name: str
+    spread: float | None
+    """Of the limit between its runs: nothing is known better than this."""
+    report: str
+    caveat: str = ""
+
+
+@dataclass(frozen=True)
+class UseCase:
+    name: str
+    read: Callable[[Path], Measured]
+    folder: str
+    """In benchmarks/results."""
+    bench: dict[str, Any] = field(default_factory=dict)
+    """What `freerun bench` is run with, if it is what measures this."""
+
+
+# ---------------------------------------------------------------------------------------------- what was measured
+
+
+def of_bench(folder: Path) -> Measured:
+    """The last number of workers of a report."""
+    results = Results.read(folder)
+    number = results.options.numbers()[-1]
+    limit = analysis.limits(results, number)
+    if limit is None:
+        raise SystemExit(f"{folder} lacks the bare limit of {number} workers: measure it again with --again")
+    contenders = [
+        Contender(case.label, case.values("steps_per_second"), limit.bare.middle) for case in results.of(number)
+    ]
+    found = analysis.machine_noise(results)
+    caveat = "" if found is None or found.word == "quiet" else f"the machine was {found.word}"
+    what = f"{results.options.env}, {analysis.counted(number)}"
+    return Measured(contenders, "steps/s", what, "the bare limit", limit.spread, "report.md", caveat)
+
+
+def of_cyber(folder: Path) -> Measured:
+    found = json.loads((folder / "cyber-cage2-v0.json").read_text())
+    limit = statistics.median(found["bare"])
+    contenders = [
+        Contender(mode, [run["episodes_per_second"] for run in runs["training"]], limit)
+        for mode, runs in found["modes"].items()
+        if runs["training"]
+    ]
+    what = f"{found['env']}, {analysis.counted(found['num_workers'])}"
+    spread = noise.spread(found["bare"])
+    return Measured(contenders, "episodes/s", what, "the bare limit", spread, "cyber-cage2-v0.md")
+
+
+def of_tensors(folder: Path) -> Measured:
+    """The most environments that were tried."""
+    found = json.loads((folder / "tensor_modes.json").read_text())
+    case = found["cases"][-1]
+    runs: dict[str, list[float]] = case["runs"]
+    steps = case["num_envs"] * found["num_updates"] * NUM_STEPS
+    ideal = max(statistics.median(runs[part]) for part in ("collect", "learn"))
+    contenders = [
+        Contender(mode, [steps / seconds for seconds in runs[mode]], steps / ideal)
+        for mode in ("sync", "batch", "continuous")
+    ]
+    what = f"freerun/RoughDrone-v0 × {case['num_envs']:,} on one {found['machine']}"
+    return Measured(
+        contenders, "steps/s", what, "the ideal max(Tc, Tl)", noise.spread(runs["collect"]), "tensor_modes.md"
+    )
+
+
+def of_overlap(folder: Path) -> Measured:
+    found = json.loads((folder / "overlap.json").read_text())
+    options = found["options"]
+    labels = {"in turn (batch, --max-lag 0)": "batch:max_lag=0", "v2 (batch)": "batch", "v1 (continuous)": "continuous"}
+    steps = float(options["total_steps"])
+    contenders = []
+    for way, runs in found["ways"].items():
+        ideal = max(statistics.median(runs[part]) for part in ("collect", "learn"))
+        contenders.append(Contender(labels[way], [steps / seconds for seconds in runs["both"]], steps / ideal))
+    alone = found["ways"]["v2 (batch)"]["learn"]
+    what = f"{options['env']} × {options['num_envs']}, {options['algo']}, {found['machine']}"
+    return Measured(contenders, "steps/s", what, "the ideal max(Tc, Tl)", noise.spread(alone), "overlap.md")
+
+
+USE_CASES = (
+    UseCase(
+        "steps are slow and uneven (a simulator that waits, a server, a licence)",
+        of_bench,
+        "bench_straggler",
+        {"env": "freerun/Straggler-v0", "workers": "100", "max_minutes": 4.5},
+    ),
+    UseCase(
+        "steps are quick (classic control, toy and grid worlds)",
+        of_bench,
+        "bench_cartpole",
+        {"env": "CartPole-v1", "modes": f"{ALL},{MANY_PER_WORKER}", "workers": "2", "max_minutes": 3.0},
+    ),
+    UseCase(
+        "steps compute on a CPU (physics)",
+        of_bench,
+        "bench_halfcheetah",
+        {"env": "HalfCheetah-v5", "modes": f"{ALL},{MANY_PER_WORKER}", "workers": "2", "max_minutes": 3.0},
+    ),
+    UseCase(
+        "cyber defence, the built-in network",
+        of_bench,
+        "bench_network_defence",
+        {"env": "freerun/NetworkDefence-v0", "modes": f"{ALL},{MANY_PER_WORKER}", "workers": "2", "max_minutes": 3.0},
+    ),
+    UseCase("cyber defence, CybORG", of_cyber, "cyber"),
+    UseCase("thousands of environments as tensors on a GPU", of_tensors, "tensor_modes"),
+    UseCase("a simulator on the CPU, an off-policy or model-based learner on a GPU", of_overlap, "overlap"),
+)
+
+
+# ---------------------------------------------------------------------------------------------- the advice
+
+
+@dataclass(frozen=True)
+class Advice:
+    contender: Contender
+    equals: list[Contender]
+    """Whose runs overlap with the fastest's, without the one that is advised."""
+    next: Contender | None
+    """The fastest of those that are slower."""
+
+
+def advise(measured: Measured) -> Advice:
+    """The fastest; of those that cannot be told from it, the one that `--mode auto` would prefer.
+
+    Modes that are only for those who ask for them (they drop steps, or are for several machines) come last.
+    """
+    able = [found for found in measured.contenders if found.mode not in ONLY_IF_ASKED] or measured.contenders
+    ranges = {found.label: noise.Range.of(found.rates, measured.spread) for found in able}
+    fastest = max(able, key=lambda found: found.rate)
+    equals = [found for found in able if not ranges[fastest.label].is_above(ranges[found.label])]
+    chosen = min(equals, key=lambda found: (PREFERENCE.index(found.mode), -found.rate))
+    slower = [found for found in able if found not in equals]
+    return Advice(
+        chosen,
+        sorted((found for found in equals if found is not chosen), key=lambda found: -found.rate),
+        max(slower, key=lambda found: found.rate, default=None),
+    )
+
+
+def why(measured: Measured, advice: Advice) -> str:
+    best = advice.contender
+    parts = [f"{counted(best.rate)} {measured.unit}, {percent(best.rate / best.limit)} of {measured.limit_name}"]
+    if advice.equals:
+        names = ", ".join(f"`{found.label}` ({counted(found.rate)})" for found in advice.equals)
+        parts.append(f"within the noise of {names}")
+    if advice.next is not None and advice.next.rate < best.rate:
+        parts.append(f"{factor(best.rate / advice.next.rate)} the next, `{advice.next.label}`")
+    left_out = [found for found in measured.contenders if found.mode in ONLY_IF_ASKED and found is not best]
+    parts += [f"`{found.label}` made {counted(found.rate)}, but {ONLY_IF_ASKED[found.mode]}" for found in left_out]
+    return "; ".join([*parts, *([measured.caveat] if measured.caveat else [])])
+
+
+def counted(rate: float) -> str:
+    return f"{rate / 1e6:.1f} million" if rate >= 1e6 else f"{rate:,.0f}"
+
+
+def flags(label: str) -> str:
+    """What to type for it."""
+    mode, *settings = label.split(":")
+    words = [f"--{name.replace('_', '-')} {value}" for name, _, value in (each.partition("=") for each in settings)]
+    return " ".join([f"--mode {mode}", *words])
+
+
+def table(cases: Sequence[UseCase], results: Path) -> str:
+    lines = [
+        "# Which mode?",
+        "",
+        "Drawn from measurements alone: `benchmarks/matrix.py` wrote this. Each use case is stood for by one",
+        "environment; the report behind it names the machine. What holds for yours, `freerun bench` measures and",
+        "`freerun probe` predicts.",
+        "",
+        "| use case | mode | why | measured on |",
+        "| --- | --- | --- | --- |",
+    ]
+    missing = []
+    for case in cases:
+        if not any((results / case.folder).glob("*.json")):
+            missing.append(case)
+            continue
+        measured = case.read(results / case.folder)
+        advice = advise(measured)
+        link = f"[{measured.what}](../{case.folder}/{measured.report})"
+        lines.append(f"| {case.name} | `{flags(advice.contender.label)}` | {why(measured, advice)} | {link} |")
+    lines += [
+        "",
+        "*Within the noise*: the runs of the two overlap, each taken at least as wide as the spread of the limit",
+        "between its runs; the mode that `--mode auto` prefers is named then. The *bare limit* is as many processes",
+        "that only step environments; the *ideal* is the longer of collecting and learning alone, as if the other",
+        "cost nothing.",
+    ]
+    if missing:
+        names = "; ".join(case.name for case in missing)
+        lines += ["", f"Not measured yet: {names} (`python benchmarks/matrix.py --run`)."]
+    return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------------------------------------- the script
+
+
+@dataclass(frozen=True)
+class Options:
+    run: bool = False
+    """Measure the use cases of `freerun bench` that have no report yet."""
+    again: bool = False
+    """Measure those anew that have one, too."""
+    only: tuple[str, ...] = ()
+    """Measure only these folders, such as bench_cartpole."""
+    max_minutes: float | None = None
+    """For each use case (if not given: 4.5 for Straggler, 3 for the others)."""
+    results: Path = HERE
+    """Where reports are read and written."""
+
+
+def measure(case: UseCase, options: Options) -> None:
+    """Only the report is kept: its page and its pictures are large, and anybody can have their own."""
+    settings = {**case.bench, **({} if options.max_minutes is None else {"max_minutes": options.max_minutes})}
+    with tempfile.TemporaryDirectory() as folder:
+        bench(BenchOptions(**settings, output=Path(folder)), lambda line: print(line, file=sys.stderr, flush=True))
+        target = options.results / case.folder
+        target.mkdir(parents=True, exist_ok=True)
+        for name in ("report.json", "report.md"):
+            shutil.copyfile(Path(folder) / name, target / name)
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    unknown = set(options.only) - {case.folder for case in USE_CASES if case.bench}
+    if unknown:
+        raise SystemExit(f"--only knows {', '.join(case.folder for case in USE_CASES if case.bench)}")
+    for case in USE_CASES:
+        chosen = case.folder in options.only if options.only else True
+        is_there = (options.results / case.folder / "report.json").exists()
+        if case.bench and chosen and (options.again or (options.run and not is_there)):
+            measure(case, options)
+    text = table(USE_CASES, options.results)
+    output = options.results / "matrix" / "matrix.md"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
