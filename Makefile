@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 ISAAC := build/isaac
 ISAAC_PYTHON ?= python3.12
 
-.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac check format bench clean
+.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac check format bench docs clean
 
 # A defender of a network: it beats one that restores on sight within a minute.
 train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
@@ -79,6 +79,12 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cyber.py
 	$(BIN)/python benchmarks/cyber_learning.py
 	$(BIN)/python benchmarks/probe_accuracy.py
+	$(BIN)/python benchmarks/matrix.py --run
+
+# The documentation as a site that works from the disk: build/site/index.html. Broken links are errors.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 # torch first and by itself: a constraints file does not stop pip from looking at other builds of it.
 $(INSTALLED): pyproject.toml constraints.txt
