@@ -27,6 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ppo in turns": {"mode": "sync", "num_workers": 2, "steps_per_update": 200},
     "ppo with lag": {"mode": "freerun", "num_workers": 2, "segment_steps": 50, "steps_per_update": 200},
     "ppo with drops": {"mode": "continuous", "num_envs": 2, "num_collectors": 1, "collection_batch_size": 50},
+    "ppo that adapts": {"mode": "freerun", "num_workers": 2, "adapt": True, "adapt_max_workers": 3},
     "ppo in pipes": {"mode": "pipes", "num_workers": 2, "steps_per_update": 200},
     "sac": {"algo": "sac", "mode": "batch", "num_envs": 2, "num_steps_per_env": 50, "eval_every": 200, **TINY},
     "mbpo": {
@@ -48,6 +49,11 @@ def on_the_page() -> set[str]:
     return set(found)
 
 
+def without_index(key: str) -> str:
+    """Families of keys are explained once."""
+    return re.sub(r"^adapted_\w+$", "adapted_NAME", re.sub(r"^lag_share/\d+$", "lag_share/N", key))
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     keys: dict[str, set[str]] = {}
@@ -57,7 +63,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             "Pendulum-v1", **{"total_steps": 600, "eval_episodes": 1, "quiet": True, **settings}, run_dir=run_dir
         )
         lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-        keys[name] = {re.sub(r"^lag_share/\d+$", "lag_share/N", key) for line in lines for key in line}
+        keys[name] = {without_index(key) for line in lines for key in line}
     return keys
 
 

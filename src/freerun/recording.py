@@ -155,7 +155,9 @@ class Recorder:
                 dial.turn(min(dial.high, max(dial.low, adapted[dial.name])))
         return Adapter(
             dials,
-            Circumstances(os.cpu_count() or 1, config.algorithm.default_max_lag if config.max_lag is None else None),
+            Circumstances(
+                os.cpu_count() or 1, getattr(config.algorithm, "default_max_lag", 0) if config.max_lag is None else None
+            ),
             config.adapting.adapt_window,
             run.collector.counts,
             run.tracks,
