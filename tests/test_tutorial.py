@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILIN
 FREERUN = """#!{python}
 import os, sys
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), {source!r})))
-sys.path.append({source!r})
+sys.path.insert(0, {source!r})
 from freerun.cli import main
 sys.exit(main())
 """
