@@ -14,7 +14,7 @@ import freerun
 from freerun.algorithms.ppo import PPO, PPOConfig
 from freerun.cli import main
 from freerun.collectors.inline import Inline
-from freerun.core import CollectorSettings, EnvFactory, Policy, UserError
+from freerun.core import CollectorSettings, EnvFactory, ModeOptions, Policy, UserError
 from freerun.replaying import replay
 
 SMALL: dict[str, Any] = {"total_steps": 400, "steps_per_update": 200, "num_epochs": 1, "quiet": True}
@@ -43,12 +43,30 @@ class Several(Inline):
         super().__init__(lambda: factory.make(settings.num_workers), policy, settings)
 
 
+@dataclass(frozen=True)
+class LanesConfig(ModeOptions):
+    num_lanes: int = 2
+    """Environments in this process."""
+
+
+class Lanes(Inline):
+    Config = LanesConfig
+    takes_turns = True
+
+    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: LanesConfig):
+        super().__init__(lambda: factory.make(config.num_lanes), policy, settings)
+
+
 class Useless:
     """It has none of what is needed."""
 
 
 class Unsettled(Several):
     Config = dict
+
+
+class Unrelated(Several):
+    Config = GentleConfig
 
 
 def test_an_own_algorithm_has_flags_metrics_checkpoints_and_a_replay(run_dir: Path) -> None:
@@ -74,12 +92,20 @@ def test_classes_are_taken_as_they_are_and_an_own_mode_gives_the_same_weights_as
     np.testing.assert_array_equal(one.policy.weights, several.policy.weights)
 
 
+def test_an_own_mode_may_have_settings(run_dir: Path) -> None:
+    result = freerun.train("CartPole-v1", **SMALL, mode=Lanes, num_lanes=3, run_dir=run_dir)
+    assert result.summary["outcome"] == "finished"
+    assert json.loads((run_dir / "config.json").read_text())["num_lanes"] == 3
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"algo": Useless}, "has no Config, no demand, no observe, no update.*docs/own_algorithm.md"),
         ({"mode": Useless}, "has no publish, no collect, no counts, no close: docs/own_mode.md"),
         ({"mode": Unsettled}, "is no dataclass: its fields become the mode's flags"),
+        ({"mode": Unrelated}, "must inherit freerun.core.ModeOptions"),
+        ({"mode": Several, "num_lanes": 3}, "unknown setting 'num_lanes'"),
         ({"algo": "no_such_module:X"}, "algorithm 'no_such_module:X': No module.*PYTHONPATH"),
         ({"mode": f"{__name__}:Nobody"}, f"module '{__name__}' has no 'Nobody'"),
         ({"algo": f"{__name__}:SMALL"}, "is not callable"),

@@ -16,7 +16,7 @@ import typeguard
 
 from freerun.adapting.options import AdaptConfig
 from freerun.config import CyberConfig, TrainConfig
-from freerun.core import UserError, callable_name, import_callable
+from freerun.core import ModeOptions, UserError, callable_name, import_callable
 from freerun.envs.tensors import is_only_tensors
 from freerun.telemetry.tracking import TrackingConfig
 
@@ -172,12 +172,16 @@ def _own(kind: str, name: str) -> Entry:
     missing = [part for part in OWN[kind] if not hasattr(target, part)]
     if missing:
         raise UserError(f"{kind} {name!r} has no {', no '.join(missing)}: docs/own_{kind}.md says what it needs")
-    if hasattr(target, "Config") and not dataclasses.is_dataclass(target.Config):
+    config: Any = getattr(target, "Config", None)
+    has_fields = config is None or dataclasses.is_dataclass(config)
+    if not has_fields:
         raise UserError(f"the Config of {kind} {name!r} is no dataclass: its fields become the {kind}'s flags")
+    if kind == "mode" and config is not None and not issubclass(config, ModeOptions):
+        raise UserError(f"the Config of mode {name!r} must inherit freerun.core.ModeOptions")
     return Entry(
         name,
         (target.__doc__ or "").partition("\n")[0],
-        f"{name}.Config" if hasattr(target, "Config") else Entry.config,
+        Entry.config if config is None else f"{name}.Config",
         takes_turns=getattr(target, "takes_turns", Entry.takes_turns),
         never_waits=getattr(target, "never_waits", Entry.never_waits),
         whole_episodes=getattr(target, "whole_episodes", Entry.whole_episodes),
