@@ -64,7 +64,8 @@ def test_a_node_removed_in_the_middle_of_a_run_changes_nothing(
             run_dir=run_dir,
         )
     np.testing.assert_array_equal(result.policy.weights, undisturbed.policy.weights)
-    assert result.summary["worker_restarts"] == 2, "half of the actors were there"
+    # Half of the actors were there; one may be sent there once more before Ray has noticed.
+    assert result.summary["worker_restarts"] >= 2
     ledger = result.summary["ledger"]
     assert ledger["rerun"] >= 1
     assert ledger["started"] == ledger["trained"] == 60

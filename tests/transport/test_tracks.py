@@ -120,3 +120,26 @@ def test_what_a_killed_worker_was_doing_is_known() -> None:
     (block,) = reader.read()
     assert block.seconds[State.BUSY] >= 0.05
     assert made.current(0) is not None
+
+
+class InAHurry(Tracks):
+    """Its writer completes two blocks, of a second each, whenever somebody has just read the others."""
+
+    moment = 0.0
+
+    def blocks(self, track: int, first: int, count: int) -> list[Block]:
+        found = super().blocks(track, first, count)
+        self.enter(0, State.WAITING_FOR_SLOT, at=self.moment + 1)
+        self.enter(0, State.BUSY, at=self.moment + 2)
+        self.moment += 2
+        return found
+
+
+def test_what_is_written_during_a_look_is_told_at_the_next() -> None:
+    tracks = InAHurry(processes.context(), ["worker 0"])
+    with pytest.MonkeyPatch.context() as patch:
+        Clock(patch)
+        reader = TracksReader(tracks)
+        tracks.enter(0, State.BUSY)
+    told = [sum(sum(block.seconds) for block in read(reader, tracks.moment)) for _ in range(5)]
+    assert told == [0.0, 2.0, 2.0, 2.0, 2.0]

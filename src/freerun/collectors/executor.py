@@ -84,6 +84,9 @@ class Executor:
             self._monitor.pulse.clear(index)
         arguments = (self._setup, all_started, indices)
         self._pool = ProcessPoolExecutor(self.num_workers, self._context, _start, arguments)
+        # All processes at once, before the pool's own thread watches them: that thread does not bear a process being
+        # started while it ends the others. Where Python has no such switch, `_submit` makes the best of it.
+        self._pool._safe_to_dynamically_spawn_children = False  # type: ignore[attr-defined]
         try:
             try:
                 # One more than there are processes: each starts one, but only the next tells the pool to watch it.

@@ -105,10 +105,9 @@ class Tracks:
     def num_blocks(self, track: int) -> int:
         return int(self._memory[track * ROW + COUNT])
 
-    def blocks(self, track: int, first: int) -> list[Block]:
-        """From the `first` on; those that were overwritten meanwhile are missing."""
+    def blocks(self, track: int, first: int, count: int) -> list[Block]:
+        """From the `first` on, of so many; those that were overwritten meanwhile are missing."""
         memory, row = self._memory, track * ROW
-        count = self.num_blocks(track)
         found = []
         for number in range(max(first, count - RING_BLOCKS + 1), count):
             place = row + RING + number % RING_BLOCKS * BLOCK_SIZE
@@ -135,9 +134,10 @@ class TracksReader:
         found: list[Block] = []
         now = time.perf_counter()
         for track in range(len(self._tracks.names)):
-            for block in self._tracks.blocks(track, self._seen[track]):
+            count = self._tracks.num_blocks(track)
+            for block in self._tracks.blocks(track, self._seen[track], count):
                 found += self._tell(block)
-            self._seen[track] = self._tracks.num_blocks(track)
+            self._seen[track] = count  # what is written from here on is for the next time
             current = self._tracks.current(track)
             if current is not None and now - max(current[1], self._told_until[track]) > (
                 0 if to_the_end else LONG_SPAN_SECONDS
