@@ -1,8 +1,10 @@
 """Episodes per second of every mode on cyber-defence environments, as a share of what the machine can do.
 
-The limit is the same environments stepped with random actions and nothing else, one process per core. Every mode is
-measured twice: with a learner that takes 100 episodes at a time and learns nothing, and with PPO. The environments keep
-the cores busy, so what PPO computes is lost to them. Modes run interleaved and repeated; medians count.
+The limit is the same environments stepped with random actions and nothing else, one process per core. It is measured
+before and after every run, and each run is compared with its two neighbours: a shared machine is not equally fast all
+the time. Every mode is measured twice: with a learner that takes 100 episodes at a time and learns nothing, and with
+PPO. The environments keep the cores busy, so what PPO computes is lost to them. Modes run interleaved and repeated;
+medians count.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Options:
 def bare_limit(options: Options) -> float:
     """Episodes per second of all cores at once."""
     factory = GymnasiumFactory(options.env, options.env_args)
-    return bare.measure(factory, os.cpu_count() or 1, min(8.0, options.seconds))["episodes_per_second"]
+    return bare.measure(factory, os.cpu_count() or 1, options.seconds / 2)["episodes_per_second"]
 
 
 class Onlooker:
@@ -142,9 +144,10 @@ def run_all(options: Options) -> dict[str, Any]:
             share = 1 / (os.cpu_count() or 1) if mode == "sequential" else 1.0
             episodes = max(300, round(limit * share * options.seconds / 100) * 100)
             for kind, found in runs[mode].items():
-                found.append(measure(options, mode, episodes, training=kind == "training"))
+                run = measure(options, mode, episodes, training=kind == "training")
+                limits.append(bare_limit(options))
+                found.append({**run, "of_limit": run["episodes_per_second"] / statistics.mean(limits[-2:])})
                 print(mode, kind, {name: round(value, 2) for name, value in found[-1].items()}, flush=True)
-        limits.append(bare_limit(options))
     return {
         "env": options.env,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
@@ -175,7 +178,9 @@ def markdown(results: dict[str, Any]) -> str:
         for found in runs.values():
             rates = [run["episodes_per_second"] for run in found]
             rate = statistics.median(rates)
-            cells += [f"{rate:,.1f} ({min(rates):,.1f} – {max(rates):,.1f})", f"{rate / limit:.0%}"]
+            shares = [run["of_limit"] for run in found]
+            cells.append(f"{rate:,.1f} ({min(rates):,.1f} – {max(rates):,.1f})")
+            cells.append(f"{statistics.median(shares):.0%} ({min(shares):.0%} – {max(shares):.0%})")
         starts = [run["seconds_to_full_speed"] for run in runs["collecting"]]
         lines.append(f"| `{mode}` | {' | '.join(cells)} | {statistics.median(starts):.1f} |")
     return "\n".join(lines) + "\n"
