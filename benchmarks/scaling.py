@@ -175,7 +175,8 @@ def measure_update(peers: Any = None, width: int = 100, **config: Any) -> float:
     import torch
     from gymnasium import spaces
 
-    from freerun.algorithms.ppo import PPO, PPOConfig
+    from freerun.algorithms.ppo import PPO
+    from freerun.algorithms.ppo_config import PPOConfig
     from freerun.core import EnvSpec, Segment
 
     torch.set_num_threads(1)

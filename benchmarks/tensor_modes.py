@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import tyro
 
-from freerun.algorithms.ppo import PPO, PPOConfig
+from freerun.algorithms.ppo import PPO
+from freerun.algorithms.ppo_config import PPOConfig
 from freerun.capture import Repeated, fused
 from freerun.collectors.tensor_rollout import TensorRollout
 from freerun.core import Acceleration, TensorSegment

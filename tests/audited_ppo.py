@@ -51,7 +51,7 @@ class AuditedPPO(PPO):
 
 def main() -> int:
     registry.ALGORITHMS["audited-ppo"] = registry.Entry(
-        "audited_ppo:AuditedPPO", "PPO that audits its data", config="freerun.algorithms.ppo:PPOConfig"
+        "audited_ppo:AuditedPPO", "PPO that audits its data", config="freerun.algorithms.ppo_config:PPOConfig"
     )
     return cli.main()
 

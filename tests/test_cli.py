@@ -293,3 +293,16 @@ def test_workers_do_not_outlive_a_learner_that_is_killed(run_dir: Path) -> None:
     process.wait()
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
+
+
+def test_an_environment_in_the_current_folder_is_found(tmp_path: Path) -> None:
+    """By the installed command, which Python does not look for modules beside; and by its workers."""
+    (tmp_path / "lies_here.py").write_text(
+        "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n", encoding="utf-8"
+    )
+    command = [str(Path(sys.executable).with_name("freerun")), "train", "lies_here:make", "--num-workers", "2"]
+    command += ["--total-steps", "500", "--steps-per-update", "250", "--quiet", "--run-dir", "run"]
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "policy.safetensors").exists()

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import freerun
-from freerun.algorithms.ppo import PPO, PPOConfig
+from freerun.algorithms.ppo import PPO
+from freerun.algorithms.ppo_config import PPOConfig
 from freerun.cli import main
 from freerun.collectors.inline import Inline
 from freerun.core import CollectorSettings, EnvFactory, ModeOptions, Policy, UserError

@@ -12,7 +12,8 @@ import torch
 from workloads import WORKLOADS, Workload
 
 from freerun import registry
-from freerun.algorithms.ppo import PPO, PPOConfig
+from freerun.algorithms.ppo import PPO
+from freerun.algorithms.ppo_config import PPOConfig
 from freerun.collectors.freerun import Freerun, FreerunConfig
 from freerun.core import CollectorSettings
 from freerun.envs.gymnasium import GymnasiumFactory

@@ -92,8 +92,8 @@ class Repeated:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        # Other threads may go on with their own work on the device meanwhile.
         side = self._beside(torch.cuda.current_stream(self._device))
+        # Other threads may go on with their own work on the device meanwhile.
         with _one_at_a_time, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             self._step()
         self._graph = graph

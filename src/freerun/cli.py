@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -36,6 +37,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 a failure of the environment or of another learner, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # YOUR_MODULE:YourEnv may lie here, as it may for `python -m freerun`
     if not words or words[0] in ("-h", "--help"):
         _print_help()
         return 0 if words else 2

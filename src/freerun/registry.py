@@ -56,7 +56,7 @@ ALGORITHMS = {
     "ppo": Entry(
         "freerun.algorithms.ppo:PPO",
         "proximal policy optimisation; tolerates lag by the decoupled objective",
-        config="freerun.algorithms.ppo:PPOConfig",
+        config="freerun.algorithms.ppo_config:PPOConfig",
     ),
     "sac": Entry(
         "freerun.algorithms.sac:SAC",

@@ -68,7 +68,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(adapter, "SETTLE_SECONDS", 0.02)
     monkeypatch.setattr(adapter, "UNITS_TO_SETTLE", 0.1)
-    audited = registry.Entry("audited_ppo:AuditedPPO", "audits", config="freerun.algorithms.ppo:PPOConfig")
+    audited = registry.Entry("audited_ppo:AuditedPPO", "audits", config="freerun.algorithms.ppo_config:PPOConfig")
     monkeypatch.setitem(registry.ALGORITHMS, "audited-ppo", audited)
 
 

@@ -9,7 +9,7 @@ from freerun.algorithms.actor import ActorSpec
 from freerun.algorithms.batch import join
 from freerun.algorithms.lessons import Grid, lesson_of_batch, lesson_of_grid
 from freerun.algorithms.networks import ActorCritic
-from freerun.algorithms.ppo import PPOConfig
+from freerun.algorithms.ppo_config import PPOConfig
 from freerun.core import TensorSegment
 from freerun.envs.drone_sim import RoughDroneSim
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from freerun.algorithms.ppo import PPO, PPOConfig
+from freerun.algorithms.ppo import PPO
+from freerun.algorithms.ppo_config import PPOConfig
 from freerun.collectors.rollout import Rollout, in_order
 from freerun.core import Demand, FloatArray, Segment, UserError
 from freerun.envs.gymnasium import GymnasiumFactory
