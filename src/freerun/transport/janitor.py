@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from freerun.transport import processes
 
 LOOK_SECONDS = 10.0
 END_SECONDS = 1.0
+ROUNDS = 5
 
 
 class Janitor:
@@ -42,8 +42,7 @@ class Janitor:
         self._process.kill()
         self._process.join()
         self._ours.close()
-        family = {*_family(os.getpid()), *_started_for(self._folder)}
-        _clear({process for process in family if process.pid not in self._others}, self._folder)
+        _clear(set(_family(os.getpid())), {*self._others, os.getpid()}, self._folder)
 
 
 def _wait_and_clear(connection: Connection, learner: int, others: set[int], folder: Path) -> None:
@@ -58,8 +57,7 @@ def _wait_and_clear(connection: Connection, learner: int, others: set[int], fold
             if connection.poll(LOOK_SECONDS):
                 connection.recv()
             family |= set(_family(learner))
-    family |= set(_started_for(folder))
-    _clear({process for process in family if process.pid not in {*others, os.getpid()}}, folder)
+    _clear(family, {*others, os.getpid()}, folder)
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -69,22 +67,30 @@ def _family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _started_for(folder: Path) -> Iterator[psutil.Process]:
-    """Whose command line has an option with this folder: one that was being started as the others ended is nobody's
-    child any more, and would wait for them for a while."""
-    for process in psutil.process_iter(["cmdline"]):
-        words: list[str] = process.info["cmdline"] or []
-        if any(word.startswith("--") and str(folder) in word for word in words):
-            yield process
+def _writers_to(folder: Path) -> set[psutil.Process]:
+    """All that Ray starts have a log open there, whatever they call themselves: one that was being started as the
+    others ended is nobody's child any more, and would wait for them for a while."""
+    writers = set()
+    for process in psutil.process_iter(["open_files"]):
+        files = process.info["open_files"] or []  # None: somebody else's
+        if any(file.mode != "r" and Path(file.path).is_relative_to(folder) for file in files):
+            writers.add(process)
+    return writers
 
 
-def _clear(family: set[psutil.Process], folder: Path) -> None:
-    _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(alive, timeout=END_SECONDS)
-    for _ in range(5):  # the last of them may have been writing there
+def _clear(family: set[psutil.Process], others: set[int], folder: Path) -> None:
+    alive, seconds = family, END_SECONDS
+    for _ in range(ROUNDS):  # one that is ended now may have started another a moment ago
+        family = {process for process in alive | _writers_to(folder) if process.pid not in others}
+        if not family:
+            break
+        _, left = psutil.wait_procs(family, timeout=seconds)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        _, left = psutil.wait_procs(left, timeout=END_SECONDS)
+        alive, seconds = set(left), 0.0
+    for _ in range(ROUNDS):  # the last of them may have been writing there
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             break
