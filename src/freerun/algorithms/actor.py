@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from freerun.algorithms.heads import Categorical, Forward, Gaussian, Head, Single, SquashedGaussian
+from freerun.algorithms.heads import Categorical, Forward, Gaussian, Head, ManyChoices, Single, SquashedGaussian
+from freerun.algorithms.recall import Recall
 from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, require_positive
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 Activation = Literal["tanh", "relu"]
 NORMALIZED_LIMIT = 10.0
+FEW_CHOICES = 64
+"""Up to so many it is cheaper to draw noise for each."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,10 @@ class ActorSpec:
     def make_head(self, scalar_actions: bool) -> Head:
         if self.low:
             return SquashedGaussian(self.low, self.high)
-        return Categorical(self.categories, scalar_actions) if self.categories else Gaussian(self.gaussian_size)
+        if not self.categories:
+            return Gaussian(self.gaussian_size)
+        kind = Categorical if sum(self.categories) <= FEW_CHOICES else ManyChoices
+        return kind(self.categories, scalar_actions)
 
     def layout(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the arrays in the flat buffer, in order; layers are named as in torch."""
@@ -145,6 +151,7 @@ class MLPActor:
         self._outputs = [layer_input[:-1] for layer_input in self._inputs[1:]]
         self._first_input = self._inputs[0][:-1]
         self._forward_one = self._make_forward_one()
+        self._recall = Recall(self._forward_one)
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,6 +166,7 @@ class MLPActor:
         self._prepare()
 
     def _prepare(self) -> None:
+        self._recall.forget()
         for folded, (weight, bias) in zip(self._folded, self._layers, strict=True):
             folded[:, :-1] = weight
             folded[:, -1] = bias
@@ -178,7 +186,7 @@ class MLPActor:
         return self._head.choose(output, noise)
 
     def single(self) -> Single:
-        return self._head.single(self._forward_one)
+        return self._head.single(self._recall if self._recall.is_useful else self._forward_one)
 
     def _make_forward_one(self) -> Forward:
         """For one observation, with all it needs at hand: with cold caches each lookup and each call costs µs."""
@@ -187,8 +195,9 @@ class MLPActor:
         dots = [folded.dot for folded in self._folded]
         hidden = tuple(zip(dots[:-1], self._inputs[:-1], self._outputs, strict=True))
         last_dot, last_input = dots[-1], self._inputs[-1]
+        prepare = self._head.prepare
 
-        def forward_one(obs: Array, output: FloatArray) -> None:
+        def forward_one(obs: Array, output: FloatArray) -> Any:
             first[...] = obs if obs.ndim == 1 else obs.reshape(-1)
             if normalize is not None:
                 normalize(first)
@@ -196,6 +205,7 @@ class MLPActor:
                 dot(layer_input, layer_output)
                 activate(layer_output, out=layer_output)
             last_dot(last_input, output)
+            return prepare and prepare(output)
 
         return forward_one
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,8 +18,8 @@ SMALLEST_EXPONENTIAL = np.float32(1e-30)
 SQUASHED_EDGE = np.float32(1e-6)
 
 
-Forward = Callable[[Array, FloatArray], None]
-"""A policy's output for one observation, written where it is wanted."""
+Forward = Callable[[Array, FloatArray], Any]
+"""A policy's output for one observation, written where it is wanted; returned is what `Head.prepare` makes of it."""
 Single = Callable[[Array, FloatArray, FloatArray], Any]
 """(observation, noise, head to fill) -> action."""
 
@@ -26,6 +27,11 @@ Single = Callable[[Array, FloatArray, FloatArray], Any]
 class Head(Protocol):
     size: int
     """Numbers that `log_prob` needs of each step."""
+
+    @property
+    def prepare(self) -> Callable[[FloatArray], Any] | None:
+        """Makes of an output what choosing takes besides noise, if anything."""
+        ...
 
     def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray: ...
 
@@ -40,6 +46,8 @@ class Head(Protocol):
 
 class Categorical:
     """Independent categories, sampled by the Gumbel-max trick: one addition and one argmax, whatever the batch."""
+
+    prepare: Callable[[FloatArray], Any] | None = None
 
     def __init__(self, sizes: tuple[int, ...], scalar_actions: bool):
         self.size = sum(sizes)
@@ -87,8 +95,53 @@ class Categorical:
         return total
 
 
+class ManyChoices(Categorical):
+    """Categories too many to draw noise for each: one uniform number finds its place among the cumulated
+    probabilities."""
+
+    def __init__(self, sizes: tuple[int, ...], scalar_actions: bool):
+        super().__init__(sizes, scalar_actions)
+        self.prepare = self._list_bounds
+
+    def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
+        return rng.random((num_steps, len(self._parts)), np.float32)
+
+    def choose(self, output: FloatArray, noise: FloatArray | None) -> Decision:
+        if noise is None:
+            return super().choose(output, None)
+        columns = [
+            (_bounds(output[:, part]) <= noise[:, column, None]).sum(axis=1) for column, part in enumerate(self._parts)
+        ]
+        return Decision(columns[0] if self._scalar_actions else np.stack(columns, axis=1), output)
+
+    def _list_bounds(self, output: FloatArray) -> list[list[float]]:
+        return [_bounds(output[part]).tolist() for part in self._parts]
+
+    def single(self, forward: Forward) -> Single:
+        integer = np.int64
+
+        def choose_scalar(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
+            return integer(bisect_right(forward(obs, head)[0], noise.item()))
+
+        def choose_each(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
+            return np.array([bisect_right(*pair) for pair in zip(forward(obs, head), noise.tolist(), strict=True)])
+
+        return choose_scalar if self._scalar_actions else choose_each
+
+
+def _bounds(logits: FloatArray) -> FloatArray:
+    """Where the probability of one choice ends and that of the next begins, [..., choices] -> [..., choices - 1]."""
+    bounds: FloatArray = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
+    np.exp(bounds, out=bounds)
+    np.add.accumulate(bounds, axis=-1, out=bounds)
+    bounds /= bounds[..., -1:].copy()
+    return bounds[..., :-1]
+
+
 class Gaussian:
     """A diagonal Gaussian around the output, its deviation independent of the observation."""
+
+    prepare = None
 
     def __init__(self, size: int):
         self.size = size
@@ -129,6 +182,8 @@ class SquashedGaussian:
     Before anything is learned the mean is 0 and the deviation 1: actions spread almost evenly over their range, so
     no first steps with random actions are needed.
     """
+
+    prepare = None
 
     def __init__(self, low: tuple[float, ...], high: tuple[float, ...]):
         self.size = 2 * len(low)

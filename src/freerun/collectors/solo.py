@@ -16,9 +16,12 @@ import numpy as np
 
 from freerun.collectors.finite import check_finite
 from freerun.collectors.rollout import NextEpisode, number_of
-from freerun.collectors.tape import FIRST_CAPACITY, NOISE_ROWS
+from freerun.collectors.tape import FIRST_CAPACITY
 from freerun.core import Array, EnvSpec, FloatArray, Policy, RunSeed, Segment, episode_rng, episode_seed
 from freerun.transport.pulse import Vitals
+
+NOISE_ROWS = 20
+"""Drawn at once. What an episode leaves of them is wasted, and few stay in the nearest cache."""
 
 
 class Solo:
@@ -44,6 +47,7 @@ class Solo:
 
     def load(self, weights: FloatArray, version: int) -> None:
         self._policy.load(weights)
+        self._act = self._policy.single()
         self._version = version
 
     def episodes(self, next_episode: NextEpisode) -> Iterator[Segment]:

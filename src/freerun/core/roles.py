@@ -67,7 +67,9 @@ class Policy(Protocol):
         ...
 
     def single(self) -> Callable[[Array, FloatArray, FloatArray], Any]:
-        """`act` for one observation, as a function with all it needs at hand: (obs, noise, head to fill) -> action."""
+        """`act` for one observation, as a function with all it needs at hand: (obs, noise, head to fill) -> action.
+
+        It is asked for again after each `load`."""
         ...
 
     def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
