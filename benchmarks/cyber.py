@@ -1,30 +1,35 @@
 """Episodes per second of every mode on cyber-defence environments, as a share of what the machine can do.
 
-The limit is the same environments stepped with random actions and nothing else, one process per core. It is measured
-before and after every run, and each run is compared with its two neighbours: a shared machine is not equally fast all
-the time. Every mode is measured twice: with a learner that takes 100 episodes at a time and learns nothing, and with
-PPO. The environments keep the cores busy, so what PPO computes is lost to them. Modes run interleaved and repeated;
-medians count.
+The limit is the same environments stepped with random actions and nothing else, one process per core. A shared machine
+is not equally fast from one second to the next, so the two take turns: after every update all processes of the run are
+stopped for a moment, and those of the limit go on; each stretch of the run is compared with its two neighbours. Every
+mode is measured twice: with a learner that takes 100 episodes at a time and learns nothing, and with PPO. The
+environments keep the cores busy, so what PPO computes is lost to them. Modes run interleaved and repeated; medians
+count.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import tyro
 
 from freerun.benching import bare
 from freerun.completing import complete
-from freerun.core import Metrics, Start
+from freerun.core import Collector, Metrics, Start
 from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.making import make_factory
 from freerun.pool import Pool
@@ -36,6 +41,10 @@ from freerun.training import train
 SAMPLE_SECONDS = 0.1
 WINDOW_SECONDS = 1.0
 FULL_SPEED = 0.9
+FIRST_LOOK = 3
+"""The update after which the run is stopped for the first time: it has come to full speed."""
+LIMIT_SECONDS = 0.8
+EPISODE_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,8 @@ class Options:
     """Of mode `freerun`: environments that share a call of the policy."""
     num_epochs: int = 4
     """Of every PPO update."""
-    seconds: float = 8.0
-    """Length of a run, about."""
+    stretches: int = 12
+    """Of 100 episodes each, in every run."""
     repeats: int = 3
     """Runs of each."""
     output: Path = Path(__file__).parent / "results" / "cyber"
@@ -64,28 +73,71 @@ class Options:
         return {} if self.cyborg_path is None else {"cyborg_path": str(self.cyborg_path)}
 
 
-def bare_limit(options: Options) -> float:
-    """Episodes per second of all cores at once."""
-    factory = GymnasiumFactory(options.env, options.env_args)
-    return bare.measure(factory, os.cpu_count() or 1, options.seconds / 2)["episodes_per_second"]
+class Limit:
+    """Bare environments on all cores: they step while `rate` measures them, and are stopped otherwise."""
+
+    def __init__(self, counts: Any, processes: list[Any]):
+        self._counts = counts
+        self.pids = [process.pid for process in processes]
+        tell(self.pids, signal.SIGSTOP)
+
+    def rate(self, seconds: float) -> float:
+        """Steps per second of all cores at once."""
+        tell(self.pids, signal.SIGCONT)
+        began, before = time.perf_counter(), self._counts[:, 0].sum()
+        time.sleep(seconds)
+        tell(self.pids, signal.SIGSTOP)
+        return float((self._counts[:, 0].sum() - before) / (time.perf_counter() - began))
 
 
-class Onlooker:
-    """Demands what PPO demands, and learns nothing."""
+def tell(pids: Iterable[int], what: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, what)
 
-    def __init__(self, algorithm: Any):
-        self._algorithm = algorithm
+
+class Turns:
+    """An algorithm whose updates end with a look at the limit, while everything else of the run stands still."""
+
+    def __init__(self, algorithm: Any, learns: bool, limit: Limit):
+        self._algorithm, self._learns, self._limit = algorithm, learns, limit
         self.policy, self.demand = algorithm.policy, algorithm.demand
         self.observe, self.state_dict = algorithm.observe, algorithm.state_dict
         self.load_state_dict = algorithm.load_state_dict
+        self.collector: Collector | None = None
+        self._pids: list[int] = []
+        self._num_updates = 0
+        self._since: tuple[float, int, float] | None = None  # when, at which step, beside which limit
+        self.stretches: list[dict[str, float]] = []
 
     def update(self, version: int, progress: float) -> Metrics:
-        self._algorithm._segments, self._algorithm._sizes = [], []
-        return {}
+        metrics = self._algorithm.update(version, progress) if self._learns else {}
+        if not self._learns:
+            self._algorithm._segments, self._algorithm._sizes = [], []
+        self._num_updates += 1
+        if self._num_updates >= FIRST_LOOK:
+            self._look()
+        return metrics
+
+    def _look(self) -> None:
+        assert self.collector is not None
+        tell(self._pids, signal.SIGSTOP)
+        now, steps = time.perf_counter(), self.collector.counts().steps_delivered
+        if not self._pids:  # the first one only begins a stretch
+            self._pids = [it.pid for it in psutil.Process().children(recursive=True) if it.pid not in self._limit.pids]
+            tell(self._pids, signal.SIGSTOP)
+        limit = self._limit.rate(LIMIT_SECONDS)
+        if self._since is not None:
+            began, before, earlier_limit = self._since
+            rate = (steps - before) / (now - began)
+            self.stretches.append({"steps_per_second": rate, "limit": (limit + earlier_limit) / 2})
+        self._since = time.perf_counter(), steps, limit
+        tell(self._pids, signal.SIGCONT)
 
 
-def measure(options: Options, mode: str, total_episodes: int, training: bool) -> dict[str, float]:
-    """Rate once warm, and the seconds from nothing to full speed."""
+def measure(options: Options, mode: str, limit: Limit, learns: bool) -> dict[str, Any]:
+    """Stretches once warm, and the seconds from nothing to full speed."""
+    total_episodes = 100 * (FIRST_LOOK + options.stretches)
     settings: dict[str, Any] = {"env": options.env, "mode": mode, "total_episodes": total_episodes, "quiet": True}
     settings |= {"episodes_per_update": 100, "num_epochs": options.num_epochs, "minibatch_size": 2000}
     settings |= {"num_workers": 1 if mode == "sequential" else options.num_workers, "env_args": options.env_args}
@@ -93,18 +145,18 @@ def measure(options: Options, mode: str, total_episodes: int, training: bool) ->
         settings["envs_per_worker"] = options.envs_per_worker
     config = complete(make_config(settings))
     pool = Pool(make_factory(config))
-    algorithm = ALGORITHMS[config.algo].load()(pool.factory.spec, config.algorithm, 0, "cpu", False)
-    if not training:
-        algorithm = Onlooker(algorithm)
+    algorithm = Turns(
+        ALGORITHMS[config.algo].load()(pool.factory.spec, config.algorithm, 0, "cpu", False), learns, limit
+    )
     torch.set_num_threads(1)
     began = time.perf_counter()
-    collector = pool.collector(config, algorithm, Start())
+    collector = algorithm.collector = pool.collector(config, algorithm, Start())
     samples: list[tuple[float, int]] = []
     done = threading.Event()
 
     def sample() -> None:
-        while not done.wait(SAMPLE_SECONDS):
-            samples.append((time.perf_counter() - began, collector.counts().episodes_delivered))
+        while not done.wait(SAMPLE_SECONDS) and not algorithm.stretches:
+            samples.append((time.perf_counter() - began, collector.counts().steps_delivered))
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -114,61 +166,61 @@ def measure(options: Options, mode: str, total_episodes: int, training: bool) ->
         done.set()
         thread.join()
         pool.close()
-    return figures(samples)
+    rate = statistics.median(stretch["steps_per_second"] for stretch in algorithm.stretches)
+    return {"stretches": algorithm.stretches, "seconds_to_full_speed": full_speed(samples, rate)}
 
 
-def figures(samples: list[tuple[float, int]]) -> dict[str, float]:
-    """Warm: from a quarter of the episodes on. Full speed: the first second in which 90 % of that rate was reached."""
-    total = samples[-1][1]
-    first = next(index for index, (_, episodes) in enumerate(samples) if episodes >= total / 4)
-    (start, before), (end, after) = samples[first], samples[-1]
-    rate = (after - before) / (end - start)
+def full_speed(samples: list[tuple[float, int]], rate: float) -> float:
+    """When the first second began in which 90 % of that rate was reached."""
     width = round(WINDOW_SECONDS / SAMPLE_SECONDS)
-    reached = end
     for early, late in zip(samples, samples[width:], strict=False):
         if (late[1] - early[1]) / (late[0] - early[0]) >= FULL_SPEED * rate:
-            reached = early[0]
-            break
-    return {"episodes_per_second": rate, "seconds_to_full_speed": reached}
+            return early[0]
+    return samples[-1][0]
 
 
 def run_all(options: Options) -> dict[str, Any]:
-    limit = bare_limit(options)
-    print(f"bare: {limit:.1f} episodes/s on {os.cpu_count()} cores", flush=True)
-    runs: dict[str, dict[str, list[dict[str, float]]]] = {
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {
         mode: {"collecting": [], "training": []} for mode in options.modes
     }
-    limits = [limit]
-    for _ in range(options.repeats):
-        for mode in options.modes:
-            share = 1 / (os.cpu_count() or 1) if mode == "sequential" else 1.0
-            episodes = max(300, round(limit * share * options.seconds / 100) * 100)
-            for kind, found in runs[mode].items():
-                run = measure(options, mode, episodes, training=kind == "training")
-                limits.append(bare_limit(options))
-                found.append({**run, "of_limit": run["episodes_per_second"] / statistics.mean(limits[-2:])})
-                print(mode, kind, {name: round(value, 2) for name, value in found[-1].items()}, flush=True)
+    factory = GymnasiumFactory(options.env, options.env_args)
+    with bare.stepping(factory, os.cpu_count() or 1) as (counts, processes):
+        limit = Limit(counts, processes)
+        for _ in range(options.repeats):
+            for mode in options.modes:
+                for kind, found in runs[mode].items():
+                    found.append(measure(options, mode, limit, learns=kind == "training"))
+                    share = statistics.median(shares(found[-1:]))
+                    print(f"{mode} {kind}: {share:.1%}, {found[-1]['seconds_to_full_speed']:.1f} s", flush=True)
+        tell(limit.pids, signal.SIGCONT)
     return {
         "env": options.env,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "num_workers": options.num_workers,
         "envs_per_worker": options.envs_per_worker,
         "num_epochs": options.num_epochs,
-        "bare": limits,
         "modes": runs,
     }
 
 
+def shares(runs: list[dict[str, Any]]) -> list[float]:
+    return [it["steps_per_second"] / it["limit"] for run in runs for it in run["stretches"]]
+
+
 def markdown(results: dict[str, Any]) -> str:
-    limit = statistics.median(results["bare"])
+    stretches = [
+        it for runs in results["modes"].values() for kind in runs.values() for run in kind for it in run["stretches"]
+    ]
+    limits = statistics.quantiles([it["limit"] / EPISODE_STEPS for it in stretches], n=4)
     lines = [
         f"# Episodes per second on {results['env']}",
         "",
         f"{results['machine']}; {results['num_workers']} workers (sequential: 1), of `freerun` with "
-        f"{results['envs_per_worker']} environments each. Bare limit: {limit:,.1f} episodes/s "
-        f"({min(results['bare']):,.1f} – {max(results['bare']):,.1f}).",
-        f"PPO: 100 episodes an update, {results['num_epochs']} epochs. Medians (lowest – highest) of interleaved runs;",
-        "`benchmarks/cyber.py` wrote this.",
+        f"{results['envs_per_worker']} environments each. Bare limit: {limits[1]:,.1f} episodes/s "
+        f"({limits[0]:,.1f} – {limits[2]:,.1f}).",
+        f"PPO: 100 episodes an update, {results['num_epochs']} epochs. Medians (quartiles) of "
+        f"{len(stretches) // (2 * len(results['modes']))} stretches of 100 episodes, each beside the limit just before",
+        "and just after it; `benchmarks/cyber.py` wrote this.",
         "",
         "| mode | collecting, episodes/s | of limit | training, episodes/s | of limit | seconds to full speed |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -176,11 +228,11 @@ def markdown(results: dict[str, Any]) -> str:
     for mode, runs in results["modes"].items():
         cells = []
         for found in runs.values():
-            rates = [run["episodes_per_second"] for run in found]
-            rate = statistics.median(rates)
-            shares = [run["of_limit"] for run in found]
-            cells.append(f"{rate:,.1f} ({min(rates):,.1f} – {max(rates):,.1f})")
-            cells.append(f"{statistics.median(shares):.0%} ({min(shares):.0%} – {max(shares):.0%})")
+            rates = [it["steps_per_second"] / EPISODE_STEPS for run in found for it in run["stretches"]]
+            low, middle, high = statistics.quantiles(rates, n=4)
+            cells.append(f"{middle:,.1f} ({low:,.1f} – {high:,.1f})")
+            low, middle, high = statistics.quantiles(shares(found), n=4)
+            cells.append(f"{middle:.1%} ({low:.0%} – {high:.0%})")
         starts = [run["seconds_to_full_speed"] for run in runs["collecting"]]
         lines.append(f"| `{mode}` | {' | '.join(cells)} | {statistics.median(starts):.1f} |")
     return "\n".join(lines) + "\n"

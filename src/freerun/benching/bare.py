@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import gymnasium
@@ -25,7 +26,7 @@ START_SECONDS = 120.0
 def measure(factory: GymnasiumFactory, num_workers: int, seconds: float) -> dict[str, float]:
     """Rates of all processes together, once each of them has ended its first step."""
     began = time.perf_counter()
-    with _stepping(factory, num_workers) as counts:
+    with stepping(factory, num_workers) as (counts, _):
         startup_seconds = time.perf_counter() - began
         meter, used = LoadMeter(), own_seconds()
         began, before = time.perf_counter(), counts.sum(axis=0)
@@ -47,8 +48,8 @@ def measure(factory: GymnasiumFactory, num_workers: int, seconds: float) -> dict
 
 
 @contextmanager
-def _stepping(factory: GymnasiumFactory, num_workers: int) -> Iterator[Any]:
-    """Counts of steps and episodes, [worker, 2], which go up meanwhile."""
+def stepping(factory: GymnasiumFactory, num_workers: int) -> Iterator[tuple[Any, list[ForkServerProcess]]]:
+    """Counts of steps and episodes, [worker, 2], which go up meanwhile, and the processes that count."""
     processes.preload([__name__])
     shared = processes.context().RawArray("q", 2 * num_workers)
     counts = np.frombuffer(shared, np.int64).reshape(num_workers, 2)
@@ -63,7 +64,7 @@ def _stepping(factory: GymnasiumFactory, num_workers: int) -> Iterator[Any]:
                     f"no step of {factory.env} has ended after {START_SECONDS:g} s: it is too slow to bench"
                 )
             time.sleep(LOOK_SECONDS)
-        yield counts
+        yield counts, workers
     finally:
         processes.stop(workers, 0.0)
 

@@ -177,7 +177,7 @@ class Crew(Exchange):
                 self._start_or_let_go()
                 with self._changed:
                     self._deal()
-                    self._changed.notify_all()
+                    self._try_for_learner()
         except Exception as failure:  # reaches the user through `collect`
             self._end_with(failure)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from freerun.collectors.supervision import Supervisor
 from freerun.core import CollectorSettings, Counts, Demand, Dial, NotFinite, Room, Segment
@@ -59,6 +59,8 @@ class Exchange:
         self.weigh: Callable[[Segment], None] | None = None  # by a store that prefers some segments
         self._changed = threading.Condition()  # guards the store and the failure
         self._failure: Exception | None = None
+        self._awaited: Callable[[], Any] | None = None  # what the learner waits for
+        self._result: Any = None  # and has not fetched yet
         self._switch_interval = sys.getswitchinterval()
 
     def _start(self) -> None:
@@ -104,11 +106,16 @@ class Exchange:
     def _wait_for(self, attempt: Callable[[], Result | None]) -> Result:
         """Try after every change until there is a result."""
         with self._changed:
-            while True:
-                self._raise_failure()
-                if (result := attempt()) is not None:
-                    return result
-                self._changed.wait()
+            self._awaited = attempt
+            try:
+                while True:
+                    self._raise_failure()
+                    result = attempt() if self._result is None else self._result
+                    if result is not None:
+                        return result
+                    self._changed.wait()
+            finally:
+                self._awaited = self._result = None
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -122,6 +129,13 @@ class Exchange:
         with self._changed:
             self._store.finish(unit, segment)
         self._supervisor.delivered(worker)
+
+    def _try_for_learner(self) -> None:
+        """With the lock held: wake the learner if there is what it waits for, and not for every unit of it."""
+        if self._awaited is not None and self._result is None:
+            self._result = self._awaited()
+            if self._result is not None:
+                self._changed.notify_all()
 
     def _restart_after(self, worker: int, failure: Exception, episodes: Sequence[int] = ()) -> float:
         """The seconds that a worker rests before it is started again; raises when that has happened too often."""

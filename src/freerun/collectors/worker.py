@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ from freerun.transport import processes
 from freerun.transport.pulse import NO_EPISODE, Pulse
 from freerun.transport.stacks import StackFile
 from freerun.transport.weights import WeightsBoard
+
+YOUNG_OBJECTS = 10_000
+"""So many new ones before Python looks for cycles among them. At its own 700 (2,000 since 3.13) it looks several times
+in every episode of a simulator written in Python, most of which make none."""
 
 
 class Monitor:
@@ -76,6 +81,7 @@ class Worker:
         self.rollout = make_rollout(factory, policy, setup.run_seed, setup.num_envs)
         self.rollout.vitals = setup.monitor.pulse.of(index)
         self.close = Finalize(None, self.rollout.close, exitpriority=0)  # simulators may hold more than memory
+        gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
         self.enter(State.WAITING_FOR_WEIGHTS)
 
     def refresh(self) -> None:
