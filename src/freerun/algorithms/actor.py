@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from freerun.algorithms.heads import Categorical, Forward, Gaussian, Head, ManyChoices, Single, SquashedGaussian
+from freerun.algorithms.heads import (
+    Categorical,
+    Forward,
+    Gaussian,
+    Head,
+    ManyChoices,
+    Single,
+    SquashedGaussian,
+    prepared,
+)
 from freerun.algorithms.recall import Recall
 from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, require_positive
 
@@ -151,7 +160,8 @@ class MLPActor:
         self._outputs = [layer_input[:-1] for layer_input in self._inputs[1:]]
         self._first_input = self._inputs[0][:-1]
         self._forward_one = self._make_forward_one()
-        self._recall = Recall(self._forward_one)
+        self._prepared = prepared(self._forward_one, self._head)
+        self._recall = Recall(self._prepared)
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -186,7 +196,7 @@ class MLPActor:
         return self._head.choose(output, noise)
 
     def single(self) -> Single:
-        return self._head.single(self._recall if self._recall.is_useful else self._forward_one)
+        return self._head.single(self._recall if self._recall.is_useful else self._prepared)
 
     def _make_forward_one(self) -> Forward:
         """For one observation, with all it needs at hand: with cold caches each lookup and each call costs µs."""
@@ -195,9 +205,8 @@ class MLPActor:
         dots = [folded.dot for folded in self._folded]
         hidden = tuple(zip(dots[:-1], self._inputs[:-1], self._outputs, strict=True))
         last_dot, last_input = dots[-1], self._inputs[-1]
-        prepare = self._head.prepare
 
-        def forward_one(obs: Array, output: FloatArray) -> Any:
+        def forward_one(obs: Array, output: FloatArray) -> None:
             first[...] = obs if obs.ndim == 1 else obs.reshape(-1)
             if normalize is not None:
                 normalize(first)
@@ -205,7 +214,6 @@ class MLPActor:
                 dot(layer_input, layer_output)
                 activate(layer_output, out=layer_output)
             last_dot(last_input, output)
-            return prepare and prepare(output)
 
         return forward_one
 

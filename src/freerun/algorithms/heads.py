@@ -44,6 +44,18 @@ class Head(Protocol):
     def log_prob(self, head: FloatArray, action: Array) -> FloatArray: ...
 
 
+def prepared(forward: Forward, head: Head) -> Forward:
+    """That returns what the head makes of its output."""
+    if (prepare := head.prepare) is None:
+        return forward
+
+    def forward_and_prepare(obs: Array, output: FloatArray) -> Any:
+        forward(obs, output)
+        return prepare(output)
+
+    return forward_and_prepare
+
+
 class Categorical:
     """Independent categories, sampled by the Gumbel-max trick: one addition and one argmax, whatever the batch."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from freerun.collectors.rollout import Rollout
 from freerun.collectors.rounds import Rounds
+from freerun.collectors.solo import Solo
 from freerun.collectors.supervision import Silence, Supervisor, look_seconds, thread_stack
 from freerun.core import (
     CollectorSettings,
@@ -51,7 +52,7 @@ class Inline:
         self._rounds = Rounds(max_lag=0, start=settings.start)
         self._weights: tuple[FloatArray, int] | None = None
         self._open: set[int] = set()  # begun, and not finished
-        self._rollout: Rollout | None = None
+        self._rollout: Rollout | Solo | None = None
         self._first_episode = self._next_episode = settings.start.episode
         self._newest_handed_over = settings.start.episode - 1
         self._state = "starting"
@@ -63,16 +64,17 @@ class Inline:
             raise
         self._state = "waiting"
 
-    def _build(self) -> Rollout:
+    def _make_rollout(self) -> Rollout | Solo:
+        return Rollout(self._make_env(), self._policy, self._seed)
+
+    def _build(self) -> Rollout | Solo:
         """Environments and a rollout: again and again, until the supervisor has had enough."""
         while self._rollout is None:
             try:
-                env = self._make_env()
+                self._rollout = self._make_rollout()
             except EnvFailure as failure:
                 self._rest(failure, [])
                 continue
-            self._rollout = Rollout(env, self._policy, self._seed)
-            self._num_envs = env.num_envs
             if self._weights is not None:
                 self._rollout.load(*self._weights)
         return self._rollout
@@ -100,7 +102,7 @@ class Inline:
         self._state = "busy"
         try:
             if demand.steps and not demand.whole_episodes:
-                return [self._collect_steps(math.ceil(demand.steps / self._num_envs))]
+                return [self._collect_steps(math.ceil(demand.steps / self._build().num_envs))]
             self._rounds.open(demand)
             while (segments := self._rounds.take()) is None:
                 self._play_round()

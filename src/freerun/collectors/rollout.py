@@ -56,6 +56,7 @@ class Rollout:
 
     def __init__(self, env: VectorEnv, policy: Policy, run_seed: RunSeed):
         self._env = env
+        self.num_envs = env.num_envs
         self._policy = policy
         self._run_seed = run_seed
         self.vitals = Vitals()

@@ -27,6 +27,8 @@ NOISE_ROWS = 20
 class Solo:
     """`Rollout` for one environment. A segment's arrays are overwritten by the next one."""
 
+    num_envs = 1
+
     def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec, policy: Policy, run_seed: RunSeed):
         self._env = env
         self._spec = spec
@@ -37,6 +39,7 @@ class Solo:
         self.vitals = Vitals()
         self._number = -1
         self._noise_rows: list[FloatArray] = []
+        self._last_obs: Array | None = None  # where the next segment begins
         self._allocate(FIRST_CAPACITY)
 
     def _allocate(self, num_steps: int) -> None:
@@ -58,16 +61,18 @@ class Solo:
 
     def segments(self, steps: int | Callable[[], int], next_episode: NextEpisode) -> Iterator[Segment]:
         """So many steps at a time, without end, from one episode to the next."""
-        num_steps = number_of(steps)
-        self._allocate(num_steps)
-        self._begin(next_episode(True), row=0)
         while True:
-            yield self._play(next_episode)
-            self._num_before += num_steps
-            last_obs, num_steps = self._obs_rows[num_steps], number_of(steps)
+            num_steps, last_obs = number_of(steps), self._last_obs
             if num_steps != len(self._head_rows):
                 self._allocate(num_steps)
-            self._obs_rows[0][...] = last_obs
+            if last_obs is None:
+                self._begin(next_episode(True), row=0)
+            else:
+                self._obs_rows[0][...] = last_obs
+            segment = self._play(next_episode)
+            self._last_obs = self._obs_rows[num_steps]
+            self._num_before += num_steps
+            yield segment
 
     def _begin(self, number: int | None, row: int) -> None:
         assert number is not None
