@@ -124,7 +124,9 @@ class Turns:
         tell(self._pids, signal.SIGSTOP)
         now, steps = time.perf_counter(), self.collector.counts().steps_delivered
         if not self._pids:  # the first one only begins a stretch
-            self._pids = [it.pid for it in psutil.Process().children(recursive=True) if it.pid not in self._limit.pids]
+            # Parents of others go on: should this process be killed, they must hear of it and end their children.
+            family = {it.pid: it.ppid() for it in psutil.Process().children(recursive=True)}
+            self._pids = [pid for pid in family if pid not in family.values() and pid not in self._limit.pids]
             tell(self._pids, signal.SIGSTOP)
         limit = self._limit.rate(LIMIT_SECONDS)
         if self._since is not None:
