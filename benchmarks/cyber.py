@@ -194,7 +194,6 @@ def run_all(options: Options) -> dict[str, Any]:
                     found.append(measure(options, mode, limit, learns=kind == "training"))
                     share = statistics.median(shares(found[-1:]))
                     print(f"{mode} {kind}: {share:.1%}, {found[-1]['seconds_to_full_speed']:.1f} s", flush=True)
-        tell(limit.pids, signal.SIGCONT)
     return {
         "env": options.env,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
@@ -213,6 +212,10 @@ def markdown(results: dict[str, Any]) -> str:
     stretches = [
         it for runs in results["modes"].values() for kind in runs.values() for run in kind for it in run["stretches"]
     ]
+    numbers = [
+        sum(len(run["stretches"]) for run in kind) for runs in results["modes"].values() for kind in runs.values()
+    ]
+    count = f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
     limits = statistics.quantiles([it["limit"] / EPISODE_STEPS for it in stretches], n=4)
     lines = [
         f"# Episodes per second on {results['env']}",
@@ -221,7 +224,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"{results['envs_per_worker']} environments each. Bare limit: {limits[1]:,.1f} episodes/s "
         f"({limits[0]:,.1f} – {limits[2]:,.1f}).",
         f"PPO: 100 episodes an update, {results['num_epochs']} epochs. Medians (quartiles) of "
-        f"{len(stretches) // (2 * len(results['modes']))} stretches of 100 episodes, each beside the limit just before",
+        f"{count} stretches of 100 episodes, each beside the limit just before",
         "and just after it; `benchmarks/cyber.py` wrote this.",
         "",
         "| mode | collecting, episodes/s | of limit | training, episodes/s | of limit | seconds to full speed |",

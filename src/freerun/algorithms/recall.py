@@ -1,8 +1,8 @@
 """A policy that is asked about the same observation twice need not compute twice.
 
-Where observations are made of few states (hosts that are compromised or not, boards, grids), most have come before: on
-CybORG nine of ten, within fifty episodes. A simulator evicts the policy's weights from the caches at every step, so
-that a lookup costs a quarter of a forward pass. The outputs are the same, bit for bit.
+Where observations are made of few states (hosts that are compromised or not, boards, grids), most have come before. A
+simulator evicts the policy's weights from the caches at every step, so a lookup is much cheaper than a forward pass.
+The outputs are the same, bit for bit.
 """
 
 from __future__ import annotations

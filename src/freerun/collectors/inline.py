@@ -37,7 +37,8 @@ class Inline:
     are handed over in parts cannot be taken back: those episodes stay cut where they were.
     """
 
-    def __init__(self, make_env: Callable[[], VectorEnv], policy: Policy, settings: CollectorSettings):
+    def __init__(self, make_env: Callable[[], VectorEnv | Rollout | Solo], policy: Policy, settings: CollectorSettings):
+        """`make_env` may return a rollout over its environments, too."""
         if settings.max_lag:
             raise UserError(
                 "this mode collects and learns in turns, so --max-lag must be 0: "
@@ -64,17 +65,15 @@ class Inline:
             raise
         self._state = "waiting"
 
-    def _make_rollout(self) -> Rollout | Solo:
-        return Rollout(self._make_env(), self._policy, self._seed)
-
     def _build(self) -> Rollout | Solo:
         """Environments and a rollout: again and again, until the supervisor has had enough."""
         while self._rollout is None:
             try:
-                self._rollout = self._make_rollout()
+                made = self._make_env()
             except EnvFailure as failure:
                 self._rest(failure, [])
                 continue
+            self._rollout = made if isinstance(made, Rollout | Solo) else Rollout(made, self._policy, self._seed)
             if self._weights is not None:
                 self._rollout.load(*self._weights)
         return self._rollout

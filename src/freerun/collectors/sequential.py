@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from freerun.collectors.inline import Inline
-from freerun.collectors.rollout import Rollout
-from freerun.collectors.solo import Solo
 from freerun.collectors.worker import make_rollout
 from freerun.core import CollectorSettings, Demand, EnvFactory, Policy, Segment, State, UserError
 
@@ -16,11 +14,7 @@ class Sequential(Inline):
                 f"--mode sequential has one worker, not {settings.num_workers}: "
                 "leave --num-workers out, or choose --mode pipes"
             )
-        self._factory = factory
-        super().__init__(lambda: factory.make(1), policy, settings)
-
-    def _make_rollout(self) -> Rollout | Solo:
-        return make_rollout(self._factory, self._policy, self._seed, num_envs=1)
+        super().__init__(lambda: make_rollout(factory, policy, settings.seed, num_envs=1), policy, settings)
 
     def collect(self, demand: Demand) -> list[Segment]:
         self._tracks.enter(0, State.BUSY)
