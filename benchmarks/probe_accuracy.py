@@ -1,31 +1,41 @@
-"""How far `freerun probe` is from what happens: every mode for a few seconds at the number of workers predicted best.
+"""How far `freerun probe` is from what happens: every mode trains for a while with the workers predicted best for it.
 
-Probes and runs are processes of their own, interleaved (each repetition probes and runs every mode once) and repeated;
-the table shows medians. `auto` is judged by the mode and the workers that the probe recommends: how far what they
-really do is from the best mode measured.
+Machines that others use too change their speed within seconds, by more than modes differ. So all modes of an
+environment train at the same time and take turns: one goes on for a second while the others stand still (SIGSTOP), and
+only the seconds in which it went on count. Environments that sleep would sleep on while they stand still; they need no
+cores either, so their modes train one after the other. Probes are made before and after; the table shows medians.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tyro
 
-WARM_UP_SHARE = 0.3
-"""Of a run's updates; and at least two."""
-FEWEST_UPDATES = 3
+TURN_SECONDS = 1.0
+WARM_UP_UPDATES = 2
+FEWEST_UPDATES = 2
+"""That count, in runs whose updates take long."""
+START_SECONDS = 300.0
 NEVER_CHOSEN = ("ray", "continuous")
 """Modes that `auto` leaves out unless they are asked for."""
+SMALL_QUEUE = 16
+"""For `continuous`: predictions are for a full queue, and its own of 1,000 batches takes up to minutes to fill."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +46,10 @@ class Options:
     """The folder that holds the CybORG package: adds cyborg/CAGE2-v0."""
     modes: tuple[str, ...] = ("sequential", "sync", "pipes", "executor", "freerun", "ray", "continuous", "batch")
     """Modes."""
-    repeats: int = 3
-    """How often each environment is probed and each mode run."""
-    seconds: float = 6.0
-    """How long a run is meant to take, by the prediction."""
+    repeats: int = 2
+    """How often each environment is probed (twice each time) and each mode run."""
+    seconds: float = 15.0
+    """How long each mode trains, besides its first updates."""
     flags: str = ""
     """Further flags for both, such as "--num-epochs 4 --minibatch-size 2048"."""
     output: Path = Path(__file__).parent / "results" / "probe_accuracy"
@@ -57,9 +67,13 @@ class Case:
     measured: list[float]
 
     @property
+    def reached(self) -> float:
+        return statistics.median(self.measured)
+
+    @property
     def error(self) -> float:
         """Of the prediction, as a share of what was measured."""
-        return statistics.median(self.predicted) / statistics.median(self.measured) - 1
+        return statistics.median(self.predicted) / self.reached - 1
 
 
 @dataclass
@@ -72,79 +86,168 @@ class Chosen:
     probe_seconds: float
 
 
-def freerun(*words: str, timeout: float = 300.0) -> str:
-    command = [sys.executable, "-m", "freerun", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+# ---------------------------------------------------------------------------------------------- a run
+
+
+class Training:
+    """`freerun train`, which goes on only when it is its turn."""
+
+    def __init__(self, case: Case, extra: Sequence[str]):
+        self.case = case
+        self._folder = tempfile.TemporaryDirectory()
+        run_dir = Path(self._folder.name) / "run"
+        workers = {
+            "continuous": ["--num-collectors", str(case.num_workers), "--max-queue-size", str(SMALL_QUEUE)],
+            "sequential": [],
+            "batch": [],
+        }.get(case.mode, ["--num-workers", str(case.num_workers)])
+        quiet = ["--total-steps", str(10**9), "--checkpoint-every", "never", "-q", "--run-dir", str(run_dir)]
+        command = [sys.executable, "-m", "freerun", "train", case.env, "--mode", case.mode, *workers, *extra, *quiet]
+        self._errors = Path(self._folder.name) / "errors"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(command, stdout=errors, stderr=errors)
+        self._metrics = run_dir / "metrics.jsonl"
+        self._awake = 0.0
+        self._marks: list[tuple[float, int]] = []  # an update's end, by the seconds in which it went on, and its step
+
+    def __enter__(self) -> Training:
+        """Its first updates are over."""
+        deadline = time.monotonic() + START_SECONDS
+        while len(self._marks) <= WARM_UP_UPDATES:
+            self.go_on(TURN_SECONDS)
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{self.case.env} in mode {self.case.mode} made no update in {START_SECONDS:.0f} s")
+        return self
+
+    def turn(self, seconds: float) -> None:
+        self._tell(signal.SIGCONT)
+        self.go_on(seconds)
+        self.rest()
+
+    def rest(self) -> None:
+        self._tell(signal.SIGSTOP)
+
+    def go_on(self, seconds: float) -> None:
+        began, before = time.perf_counter(), self._awake
+        while self._awake < before + seconds:
+            if self._process.poll() is not None:
+                raise SystemExit(f"{self.case.env} in mode {self.case.mode} ended:\n{self._errors.read_text()}")
+            time.sleep(0.01)
+            self._awake = before + time.perf_counter() - began
+            self._look()
+
+    def _look(self) -> None:
+        if self._metrics.exists():
+            lines = self._metrics.read_bytes().split(b"\n")[:-1]
+            self._marks += [(self._awake, json.loads(line)["step"]) for line in lines[len(self._marks) :]]
+
+    def is_done(self, seconds: float) -> bool:
+        first, last = self._marks[WARM_UP_UPDATES], self._marks[-1]
+        return last[0] - first[0] >= seconds and len(self._marks) > WARM_UP_UPDATES + FEWEST_UPDATES
+
+    @property
+    def rate(self) -> float:
+        first, last = self._marks[WARM_UP_UPDATES], self._marks[-1]
+        return (last[1] - first[1]) / (last[0] - first[0])
+
+    def _tell(self, what: signal.Signals) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self._process.pid)
+            for process in (parent, *parent.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(what)
+
+    def __exit__(self, *failure: object) -> None:
+        self._process.send_signal(signal.SIGTERM)  # noticed when it goes on
+        self._tell(signal.SIGCONT)
+        try:
+            self._process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+        finally:
+            self._folder.cleanup()
+
+
+def train(cases: Sequence[Case], extra: Sequence[str], seconds: float, in_turns: bool) -> None:
+    """Each of them for so many seconds."""
+    if not in_turns:
+        for case in cases:
+            with Training(case, extra) as training:
+                while not training.is_done(seconds):
+                    training.go_on(TURN_SECONDS)
+            case.measured.append(training.rate)
+        return
+    with contextlib.ExitStack() as stack:
+        trainings = []
+        for case in cases:
+            trainings.append(stack.enter_context(Training(case, extra)))
+            trainings[-1].rest()
+        unfinished = trainings
+        while unfinished:
+            for training in unfinished:
+                training.turn(TURN_SECONDS)
+            unfinished = [training for training in unfinished if not training.is_done(seconds)]
+    for training in trainings:
+        training.case.measured.append(training.rate)
+
+
+# ---------------------------------------------------------------------------------------------- an environment
+
+
+def probe(env: str, extra: Sequence[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "freerun", "probe", env, "--json", *extra]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"{shlex.join(words)} failed:\n{done.stderr}")
-    return done.stdout
+        raise SystemExit(f"the probe of {env} failed:\n{done.stderr}")
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def best_of(found: dict[str, Any], mode: str) -> dict[str, Any] | None:
-    able = [entry for entry in found["predictions"] if entry["mode"] == mode and entry["steps_per_second"]]
-    return max(able, key=lambda entry: float(entry["steps_per_second"]), default=None)
+def cases_of(env: str, found: dict[str, Any], modes: Sequence[str]) -> list[Case]:
+    """Every mode with the workers that are predicted best; the one that is recommended with those recommended."""
+    best = found["recommendation"]
+    cases = []
+    for mode in modes:
+        able = [entry for entry in found["predictions"] if entry["mode"] == mode and entry["steps_per_second"]]
+        if able:
+            most = best if mode == best["mode"] else max(able, key=lambda entry: float(entry["steps_per_second"]))
+            cases.append(Case(env, mode, most["num_workers"], [], []))
+    return cases
 
 
-def predicted(found: dict[str, Any], mode: str, num_workers: int) -> float | None:
-    for entry in found["predictions"]:
-        if entry["mode"] == mode and entry["num_workers"] == num_workers:
-            return entry["steps_per_second"]  # type: ignore[no-any-return]
-    return None
-
-
-def run(env: str, case: Case, steps_per_update: int, options: Options, extra: list[str]) -> float:
-    """Steps per second of a real training, without its first updates."""
-    steps = max(int(options.seconds * case.predicted[-1]), FEWEST_UPDATES * steps_per_update)
-    workers = {
-        "continuous": ["--num-collectors", str(case.num_workers)],
-        "sequential": [],
-        "batch": [],
-    }.get(case.mode, ["--num-workers", str(case.num_workers)])
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        quiet = ["--total-steps", str(steps), "--checkpoint-every", "never", "-q", "--run-dir", str(run_dir)]
-        freerun("train", env, "--mode", case.mode, *workers, *extra, *quiet)
-        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    first = records[min(len(records) - 2, max(1, int(WARM_UP_SHARE * len(records))))]
-    last = records[-1]
-    return (last["step"] - first["step"]) / (last["wall_seconds"] - first["wall_seconds"])  # type: ignore[no-any-return]
+def note(found: dict[str, Any], cases: Sequence[Case], chosen: list[Chosen], env: str) -> None:
+    best = found["recommendation"]
+    chosen.append(Chosen(env, best["mode"], best["num_workers"], found["probe_seconds"]))
+    rates = {(entry["mode"], entry["num_workers"]): entry["steps_per_second"] for entry in found["predictions"]}
+    for case in cases:
+        case.predicted.append(rates[case.mode, case.num_workers])
 
 
 def measure(options: Options) -> tuple[list[Case], list[Chosen]]:
     envs: dict[str, list[str]] = {env: [] for env in options.envs}
     if options.cyborg_path is not None:
         envs["cyborg/CAGE2-v0"] = ["--cyborg-path", str(options.cyborg_path)]
-    cases: list[Case] = []
+    cases: dict[str, list[Case]] = {}
     chosen: list[Chosen] = []
     for repeat in range(options.repeats):
         for env, own in envs.items():
             extra = [*own, *shlex.split(options.flags)]
-            found = json.loads(freerun("probe", env, "--json", *extra))
-            best = found["recommendation"]
-            chosen.append(Chosen(env, best["mode"], best["num_workers"], found["probe_seconds"]))
-            for mode in options.modes:
-                case = next((case for case in cases if (case.env, case.mode) == (env, mode)), None)
-                if case is None:
-                    entry = best_of(found, mode)
-                    if mode == best["mode"]:
-                        entry = best
-                    if entry is None:
-                        continue
-                    case = Case(env, mode, entry["num_workers"], [], [])
-                    cases.append(case)
-                rate = predicted(found, mode, case.num_workers)
-                if rate is None:
-                    continue
-                case.predicted.append(rate)
-                case.measured.append(run(env, case, found["updates"][mode]["steps"], options, extra))
+            found = probe(env, extra)
+            mine = cases.setdefault(env, cases_of(env, found, options.modes))
+            note(found, mine, chosen, env)
+            train(mine, extra, options.seconds, in_turns=found["environment"]["cpu_share"] > 0.5)
+            note(probe(env, extra), mine, chosen, env)
+            for case in mine:
                 print(
-                    f"[{repeat + 1}/{options.repeats}] {env} {mode} × {case.num_workers}: predicted {rate:,.0f}, "
-                    f"measured {case.measured[-1]:,.0f} steps/s",
+                    f"[{repeat + 1}/{options.repeats}] {env} {case.mode} × {case.num_workers}: predicted "
+                    f"{case.predicted[-2]:,.0f} and {case.predicted[-1]:,.0f}, measured {case.measured[-1]:,.0f}",
                     flush=True,
                 )
-            write(options, cases, chosen)  # what is measured so far is not lost when the rest is cut short
-    return cases, chosen
+            write(options, [case for some in cases.values() for case in some], chosen)  # not lost if it is cut short
+    return [case for some in cases.values() for case in some], chosen
+
+
+# ---------------------------------------------------------------------------------------------- the table
 
 
 def table(cases: list[Case], chosen: list[Chosen], options: Options) -> str:
@@ -153,42 +256,43 @@ def table(cases: list[Case], chosen: list[Chosen], options: Options) -> str:
     lines = [
         f"Steps/s that `freerun probe` predicts and that `freerun train` reaches, {os.cpu_count()} cores, PPO"
         f"{f' ({options.flags})' if options.flags else ''}; medians of {max(len(case.measured) for case in cases)} "
-        f"interleaved runs of about {options.seconds:g} s. A probe took {statistics.median(seconds):.0f} s.",
+        f"runs of about {options.seconds:g} s, in which the modes of an environment that computes take turns every "
+        f"{TURN_SECONDS:g} s, and of two probes for each. A probe took {statistics.median(seconds):.0f} s.",
         "",
-        "| environment | mode | workers | predicted | measured (lowest–highest) | error |",
+        "| environment | mode | workers | predicted (lowest–highest) | measured (lowest–highest) | error |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    for case in cases:
-        found = statistics.median(case.measured)
-        spread = f"{min(case.measured):,.0f}–{max(case.measured):,.0f}"
-        lines.append(
-            f"| {case.env} | `{case.mode}` | {case.num_workers} | {statistics.median(case.predicted):,.0f} "
-            f"| {found:,.0f} ({spread}) | {100 * case.error:+.0f} % |"
-        )
+    lines += [
+        f"| {case.env} | `{case.mode}` | {case.num_workers} | {spread(case.predicted)} | {spread(case.measured)} "
+        f"| {100 * case.error:+.0f} % |"
+        for case in cases
+    ]
     lines += ["", f"Median error: {100 * statistics.median(errors):.1f} % (wanted: under 15 %).", ""]
     lines += [
-        "| environment | `auto` picks | reaches | best that it may pick | best of all | within 5 % |",
-        "| --- | --- | ---: | ---: | ---: | --- |",
+        "| environment | `auto` picks | reaches | best that it may pick | share | best of all | within 5 % |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
-    for env in dict.fromkeys(case.env for case in cases):
-        lines.append(verdict(env, cases, chosen))
-    note = "`auto` leaves `ray` and `continuous` out unless they are asked for: one is for several machines, the other "
-    return "\n".join([*lines, "", note + "drops steps."]) + "\n"
+    lines += [verdict(env, cases, chosen) for env in dict.fromkeys(case.env for case in cases)]
+    left_out = "`auto` leaves `ray` and `continuous` out unless they are asked for: one is for several machines, the "
+    return "\n".join([*lines, "", left_out + "other drops steps."]) + "\n"
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f}–{max(values):,.0f})"
 
 
 def verdict(env: str, cases: list[Case], chosen: list[Chosen]) -> str:
-    """How the mode picked most often compares with the best one measured."""
-    reached = {case.mode: statistics.median(case.measured) for case in cases if case.env == env}
+    """How the mode picked most often compares with the best one measured, turn by turn."""
+    mine = {case.mode: case for case in cases if case.env == env}
     picks = [choice.mode for choice in chosen if choice.env == env]
-    pick = max(set(picks), key=picks.count)
-    best = max((mode for mode in reached if mode not in NEVER_CHOSEN), key=reached.__getitem__)
-    best_of_all = max(reached, key=reached.__getitem__)
-    if pick not in reached:
-        return f"| {env} | `{pick}` | not measured | `{best}` {reached[best]:,.0f} | – | – |"
-    good = "yes" if reached[pick] >= 0.95 * reached[best] else "no"
+    pick = mine[max(set(picks), key=picks.count)]
+    best = max((case for case in mine.values() if case.mode not in NEVER_CHOSEN), key=lambda case: case.reached)
+    best_of_all = max(mine.values(), key=lambda case: case.reached)
+    share = statistics.median(a / b for a, b in zip(pick.measured, best.measured, strict=True))
     return (
-        f"| {env} | `{pick}` ({picks.count(pick)} of {len(picks)}) | {reached[pick]:,.0f} "
-        f"| `{best}` {reached[best]:,.0f} | `{best_of_all}` {reached[best_of_all]:,.0f} | {good} |"
+        f"| {env} | `{pick.mode}` ({picks.count(pick.mode)} of {len(picks)}) | {pick.reached:,.0f} "
+        f"| `{best.mode}` {best.reached:,.0f} | {100 * share:.0f} % "
+        f"| `{best_of_all.mode}` {best_of_all.reached:,.0f} | {'yes' if share >= 0.95 else 'no'} |"
     )
 
 
@@ -197,6 +301,7 @@ def write(options: Options, cases: list[Case], chosen: list[Chosen]) -> None:
     report = {
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
         "flags": options.flags,
+        "seconds": options.seconds,
         "cases": [asdict(case) for case in cases],
         "chosen": [asdict(choice) for choice in chosen],
     }
@@ -206,8 +311,8 @@ def write(options: Options, cases: list[Case], chosen: list[Chosen]) -> None:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    cases, chosen = measure(options)
-    print(table(cases, chosen, options))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that nobody is left standing still
+    print(table(*measure(options), options))
 
 
 if __name__ == "__main__":

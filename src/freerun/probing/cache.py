@@ -26,7 +26,7 @@ from freerun.telemetry.tracking import TrackingConfig
 
 logger = logging.getLogger("freerun")
 
-FORMAT = 1
+FORMAT = 2
 PACKAGES = ("freerun", "gymnasium", "numpy", "torch", "mujoco", "box2d", "ray")
 IGNORED = (
     *(field.name for field in dataclasses.fields(TrackingConfig)),

@@ -12,7 +12,7 @@ import numpy as np
 
 from freerun.config import TrainConfig
 from freerun.core import Demand
-from freerun.probing.measure import THREADS_PAY_OFF, Measurement, Overhead
+from freerun.probing.measure import THREADS_PAY_OFF, Environment, Measurement, Overhead
 from freerun.probing.predict import (
     FEWEST_EPISODES_DRAWN,
     Learning,
@@ -93,10 +93,10 @@ def _forecast(measured: Measurement, mode: str, config: TrainConfig[Any, Any], n
 
 def _overhead(measured: Measurement, mode: str) -> Overhead:
     if mode == "ray":
-        like = measured.overheads.get("pipes") or Overhead(measured.inference_seconds, 0.0)
+        like = measured.overheads.get("pipes") or Overhead(0.0, 0.0)
         units = 1 / (measured.environment.mean_length or 1.0)
         return Overhead(like.worker + units * RAY_WORKER_SECONDS, like.learner + units * RAY_LEARNER_SECONDS)
-    return measured.overheads.get(mode) or Overhead(measured.inference_seconds, 0.0)
+    return measured.overheads.get(mode) or Overhead(0.0, 0.0)
 
 
 def _learning(measured: Measurement, mode: str) -> Learning:
@@ -104,12 +104,10 @@ def _learning(measured: Measurement, mode: str) -> Learning:
     return Learning(Demand(**update.demand), update.seconds / update.steps + _overhead(measured, mode).learner)
 
 
-def lane_seconds(measured: Measurement, num_envs: int, overhead: float) -> tuple[float, float]:
-    """Wall and processor seconds per step of a collector with so many environments."""
-    env = measured.environment
-    known = {int(size): pair for size, pair in env.lanes.items()}
-    if not known:
-        return env.seconds_per_step + overhead, env.cpu_share * env.seconds_per_step + overhead
+def lane_seconds(env: Environment, num_envs: int) -> tuple[float, float]:
+    """Wall and processor seconds per step of a collector with so many environments, before it hands anything over."""
+    alone = env.seconds_per_step + env.loop_seconds, env.cpu_share * env.seconds_per_step + env.loop_seconds
+    known = {1: alone, **{int(size): pair for size, pair in env.lanes.items()}}
     sizes = sorted(known)
     # A step of all of them takes a + b·n: so the time per step is linear in 1/n.
     wall, cpu = (
@@ -119,19 +117,27 @@ def lane_seconds(measured: Measurement, num_envs: int, overhead: float) -> tuple
     return wall, cpu
 
 
+def _line(known: Mapping[str, float], size: int) -> float:
+    """Through the points that are known, and on beyond the last."""
+    sizes, values = [int(key) for key in known], list(known.values())
+    if size <= sizes[-1]:
+        return float(np.interp(size, sizes, values))
+    slope = max(0.0, (values[-1] - values[-2]) / (sizes[-1] - sizes[-2]))
+    return values[-1] + slope * (size - sizes[-1])
+
+
 # ---------------------------------------------------------------------------------------------- a model for each mode
 
 
 def _sequential(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
     learn = _learning(measured, mode).seconds_per_step
-    collect, _ = lane_seconds(measured, 1, measured.inference_seconds)
+    collect, _ = lane_seconds(measured.environment, 1)
     return Rate(1 / (collect + learn), learn / (collect + learn))
 
 
 def _sync(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
     env = measured.environment
-    call, each = measured.sync_seconds
-    around = call + each * num_workers
+    around = _line(measured.sync_seconds, num_workers)
     cpu = env.cpu_share * float(np.mean(env.step_seconds))
     barrier = [
         around + max(expected_max(env.step_seconds, active), active * cpu / measured.parallel_cores)
@@ -144,24 +150,25 @@ def _sync(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_w
 def _episodes(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
     """`pipes`, `executor`, `freerun` and `ray`: whole episodes, or segments."""
     env = measured.environment
-    overhead = _overhead(measured, mode).worker
-    seconds = env.seconds_per_step + overhead
-    cpu_share = min(1.0, (env.cpu_share * env.seconds_per_step + overhead) / seconds)
     segment_steps = getattr(config.collector, "segment_steps", None)
     num_envs = getattr(config.collector, "envs_per_worker", 1)
+    hand_over = _overhead(measured, mode).worker
+    wall, cpu = lane_seconds(env, num_envs)
+    seconds = wall + hand_over
+    cpu_share = min(1.0, (cpu + hand_over) / seconds)
     cores = measured.parallel_cores
     learning = _learning(measured, mode)
     if segment_steps is not None:
         unit = Work(segment_steps * num_envs * seconds, segment_steps * num_envs)
         return play_rounds(num_workers, cpu_share, cores, lambda: unit, learning, config.max_lag, unit.steps)
-    draw = _episodes_drawn(measured, overhead, num_envs)
+    draw = _episodes_drawn(env, seconds - env.seconds_per_step, num_envs)
     # A worker with n environments is n workers, each as slow as n.
     return play_rounds(num_workers * num_envs, cpu_share / num_envs, cores, draw, learning, config.max_lag)
 
 
 def _batch(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
     collector = config.collector
-    wall, cpu = lane_seconds(measured, collector.num_envs, _overhead(measured, mode).worker)
+    wall, cpu = lane_seconds(measured.environment, collector.num_envs)
     unit = Work(collector.unit_steps * wall, collector.unit_steps)
     max_lag = collector.max_queue_size if config.max_lag is None else config.max_lag
     cores = measured.parallel_cores
@@ -172,7 +179,7 @@ def _batch(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_
 
 def _continuous(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
     collector = dataclasses.replace(config.collector, num_collectors=num_workers)
-    wall, cpu = lane_seconds(measured, collector.envs_per_collector, _overhead(measured, mode).worker)
+    wall, cpu = lane_seconds(measured.environment, collector.envs_per_collector)
     in_threads = collector.collector_kind == "thread"
     if collector.collector_kind == "auto":
         in_threads = (measured.environment.threads_speed_up or 0.0) >= THREADS_PAY_OFF
@@ -195,9 +202,8 @@ def _lengths(measured: Measurement) -> Callable[[], int]:
     return itertools.cycle(drawn).__next__
 
 
-def _episodes_drawn(measured: Measurement, overhead: float, num_envs: int) -> Callable[[], Work]:
+def _episodes_drawn(env: Environment, overhead: float, num_envs: int) -> Callable[[], Work]:
     """Episodes as they were met: a length, and as many step times from the sample."""
-    env = measured.environment
     rng = np.random.default_rng(0)
     steps, resets = np.array(env.step_seconds), np.array(env.reset_seconds)
     drawn = []

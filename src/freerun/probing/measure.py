@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 import logging
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.envs.stand_in import StandIn
 from freerun.making import env_recipe, make_algorithm
 from freerun.pool import Pool, worker_modules
-from freerun.probing.trial import Trial
+from freerun.probing.trial import STEPS_AT_ONCE, Trial
 from freerun.transport import processes
 
 logger = logging.getLogger("freerun")
@@ -35,10 +37,10 @@ STEP_SECONDS = 15.0
 """How long a step or a reset may take."""
 PLAY_SECONDS = 5.0
 RACE_SECONDS = 0.6
+RACES = 3
 MOST_RACERS = 16
-MOST_STEPS_AT_ONCE = 16
-LANES = (1, 16, 64)
-"""Environments of a collector: one alone, and what `continuous` and `batch` give theirs if nothing else is said."""
+LANES = (16, 64)
+"""Environments of a collector: what `continuous` and `batch` give theirs if nothing else is said."""
 LANES_SECONDS = 3.0
 """What is slower than this is worked out instead of measured."""
 SAMPLE = 2000
@@ -47,8 +49,9 @@ DEFAULT_EPISODE_STEPS = 200
 MODE_SECONDS = 0.6
 SLOW_STEP_SECONDS = 0.5
 """Environments slower than this are not tried out in threads: it would take too long."""
-SYNC_SIZES = (2, 6)
-UPDATE_SECONDS = 1.0
+SYNC_SIZES = (1, 2, 6)
+UPDATE_SECONDS = 1.5
+ENOUGH_UPDATES = 5
 MOST_UPDATE_SECONDS = 8.0
 THREADS_PAY_OFF = 1.8
 
@@ -61,12 +64,15 @@ class Environment:
     """A sample, in the order it came."""
     cpu_share: float
     """Processor time over time, while the environment steps and resets: 1 computes, 0 sleeps or waits."""
+    loop_seconds: float
+    """What a worker takes for a step around the environment's: inference, and keeping what happened."""
     episode_lengths: tuple[int, ...]
     time_limit: int | None
     megabytes: float
     """Memory of a worker's own."""
     lanes: dict[str, tuple[float, float]]
-    """Of a collector with so many environments: wall and processor seconds per step, with inference and resets."""
+    """Of a collector with so many environments, more than one: wall and processor seconds per step, with inference
+    and resets."""
     threads_speed_up: float | None
     """Steps per second of two threads over those of one: 1 if steps hold Python's lock."""
 
@@ -97,8 +103,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Processor seconds per step that a mode takes besides the environment: in a worker (with inference), and in the
-    learner's process."""
+    """Processor seconds per step that a mode takes for handing over: in a worker, and in the learner's process."""
 
     worker: float
     learner: float
@@ -116,8 +121,8 @@ class Measurement:
     updates: dict[str, Update]
     """By mode."""
     overheads: dict[str, Overhead]
-    sync_seconds: tuple[float, float]
-    """Of a step of all environments besides theirs: for each call, and for each environment."""
+    sync_seconds: dict[str, float]
+    """Of a step of so many environments at once, besides theirs."""
     available_megabytes: float
     took_seconds: float
 
@@ -137,7 +142,6 @@ class Measurement:
                 "environment": Environment(**env),
                 "updates": {mode: Update(**update) for mode, update in found["updates"].items()},
                 "overheads": {mode: Overhead(**cost) for mode, cost in found["overheads"].items()},
-                "sync_seconds": tuple(found["sync_seconds"]),
             }
         )
 
@@ -175,6 +179,7 @@ def measure(configs: Mapping[str, TrainConfig[Any, Any]], say: Callable[[str], N
         _sample(played["reset_seconds"]),
         _sample(played["step_seconds"]),
         played["cpu_share"],
+        played["loop_seconds"],
         tuple(played["episode_lengths"][-SAMPLE:]),
         time_limit,
         played["megabytes"],
@@ -225,22 +230,24 @@ def _stand_in_args(spec: EnvSpec, episode_steps: int) -> dict[str, Any]:
 def _race(config: TrainConfig[Any, Any], trial: Trial, policy: Any, step_seconds: float) -> float:
     """How many times the steps of one worker as many as there are cores get done."""
     cores = min(num_cores(), MOST_RACERS)
-    at_once = max(1, min(MOST_STEPS_AT_ONCE, int(0.1 * RACE_SECONDS / step_seconds)))
-    trial.ask("race", policy, at_once, RACE_SECONDS)
-    alone: float = trial.answer("stepping", RACE_SECONDS + STEP_SECONDS)
+    at_once = max(1, min(STEPS_AT_ONCE, int(0.1 * RACE_SECONDS / step_seconds)))
     if cores == 1:
         return 1.0
+
+    def race(*racers: Trial) -> float:
+        for racer in racers:
+            racer.ask("race", policy, at_once, RACE_SECONDS / RACES)
+        return sum(float(racer.answer("stepping", RACE_SECONDS + STEP_SECONDS)) for racer in racers)
+
     with contextlib.ExitStack() as stack:
         others = [Trial(env_recipe(config)) for _ in range(cores - 1)]
         for other in others:
             stack.callback(other.close)
         for other in others:
             other.answer("building the environment", BUILD_SECONDS)
-        for racer in (trial, *others):
-            racer.ask("race", policy, at_once, RACE_SECONDS)
-        together: float = sum(racer.answer("stepping", RACE_SECONDS + STEP_SECONDS) for racer in (trial, *others))
-    speed_up: float = max(1.0, together / alone)
-    return min(float(num_cores()), speed_up * num_cores() / cores)
+        # In turns, for a machine that others use too changes its speed.
+        ratios = [race(trial, *others) / race(trial) for _ in range(RACES)]
+    return min(float(num_cores()), max(1.0, statistics.median(ratios)) * num_cores() / cores)
 
 
 def _threads(config: TrainConfig[Any, Any]) -> float | None:
@@ -251,43 +258,62 @@ def _threads(config: TrainConfig[Any, Any]) -> float | None:
 
 
 def _updates(configs: Mapping[str, TrainConfig[Any, Any]], stand_in: GymnasiumFactory) -> dict[str, Update]:
-    """One for each way that modes set the algorithm, on steps of the stand-in."""
-    found: dict[str, Update] = {}
-    known: dict[Any, Update] = {}
-    for mode, config in configs.items():
-        if config.algorithm not in known:
-            known[config.algorithm] = _update(make_algorithm(config, stand_in), stand_in)
-        found[mode] = known[config.algorithm]
-    return found
+    """One for each way that modes set the algorithm, on steps of the stand-in. They take turns, so that a machine which
+    changes its speed does not favour one of them."""
+    gc.collect()  # all that was imported: once here rather than in the middle of one of few updates
+    learners: dict[Any, _Learner] = {}
+    for config in configs.values():
+        if config.algorithm not in learners:
+            learners[config.algorithm] = _Learner(make_algorithm(config, stand_in), stand_in)
+    unfinished = [*learners.values()]
+    while unfinished:
+        unfinished = [learner for learner in unfinished if learner.advance()]
+    return {mode: learners[config.algorithm].result() for mode, config in configs.items()}
 
 
-def _update(algorithm: Algorithm, stand_in: GymnasiumFactory) -> Update:
-    solo = Solo(stand_in.make_lane(), stand_in.spec, algorithm.policy, run_seed=0)
-    episodes = solo.episodes(in_order(itertools.count()))
-    started = time.perf_counter()
-    timed: list[tuple[int, float]] = []
-    version = 0
-    while True:
-        num_steps, demand = 0, algorithm.demand()
-        while algorithm.demand():
-            segment = next(episodes).copy()
-            algorithm.observe([segment])
+class _Learner:
+    """An algorithm that learns from the stand-in, with a clock around its updates."""
+
+    def __init__(self, algorithm: Algorithm, stand_in: GymnasiumFactory):
+        solo = Solo(stand_in.make_lane(), stand_in.spec, algorithm.policy, run_seed=0)
+        self._episodes = solo.episodes(in_order(itertools.count()))
+        self._algorithm = algorithm
+        self._demand = algorithm.demand()
+        self._timed: list[tuple[int, float]] = []
+        self._seconds = 0.0
+
+    def advance(self) -> bool:
+        """Make updates for a while; False if they were enough before."""
+        num_timed = len(self._timed) - 1  # the first one allocates, compiles, and learns from all before it may learn
+        most_seconds = UPDATE_SECONDS if num_timed > 0 else MOST_UPDATE_SECONDS
+        if num_timed >= ENOUGH_UPDATES or self._seconds > most_seconds:
+            return False
+        turn = 0.0
+        while turn < UPDATE_SECONDS / ENOUGH_UPDATES:
+            begun = time.perf_counter()
+            self._timed.append(self._update())
+            turn += time.perf_counter() - begun
+        self._seconds += turn
+        return True
+
+    def _update(self) -> tuple[int, float]:
+        num_steps, self._demand = 0, self._algorithm.demand()
+        while self._algorithm.demand():
+            segment = next(self._episodes).copy()
+            self._algorithm.observe([segment])
             num_steps += segment.num_steps
         begun = time.perf_counter()
-        algorithm.update(version, 0.0)
-        now = time.perf_counter()
-        if version > 0:  # the first one allocates, compiles, and learns from what came before --learning-starts
-            timed.append((num_steps, now - begun))
-        version += 1
-        if (timed and (now - started > UPDATE_SECONDS or len(timed) == 5)) or now - started > MOST_UPDATE_SECONDS:
-            break
-    if not timed:
-        timed.append((num_steps, now - begun))
-    for stage in getattr(algorithm, "stages", {}).values():
-        if stage.is_busy:
-            stage.finish()
-    steps, seconds = min(timed, key=lambda pair: pair[1] / max(1, pair[0]))
-    return Update(dataclasses.asdict(demand), max(1, steps), seconds)
+        self._algorithm.update(len(self._timed), 0.0)
+        return max(1, num_steps), time.perf_counter() - begun
+
+    def result(self) -> Update:
+        """The median; and whatever is still under way is waited for."""
+        for stage in getattr(self._algorithm, "stages", {}).values():
+            if stage.is_busy:
+                stage.finish()
+        timed = sorted(self._timed[1:] or self._timed, key=lambda pair: pair[1] / pair[0])
+        steps, seconds = timed[(len(timed) - 1) // 2]
+        return Update(dataclasses.asdict(self._demand), steps, seconds)
 
 
 # ---------------------------------------------------------------------------------------------- the modes
@@ -295,22 +321,32 @@ def _update(algorithm: Algorithm, stand_in: GymnasiumFactory) -> Update:
 
 def _overheads(
     configs: Mapping[str, TrainConfig[Any, Any]], stand_in: GymnasiumFactory
-) -> tuple[dict[str, Overhead], tuple[float, float]]:
+) -> tuple[dict[str, Overhead], dict[str, float]]:
     """What each mode takes for a step of the stand-in, which takes nothing: the real workers, for a moment."""
     found: dict[str, Overhead] = {}
-    sync_seconds = (0.0, 0.0)
+    sync_seconds: dict[str, float] = {}
+    loop = _loop_seconds(next(iter(configs.values())), stand_in)
     for mode, config in configs.items():
         if mode in ("sequential", "ray"):
             continue
         if mode == "sync":
-            few, many = (_collect(config, stand_in, size)[2] * size for size in SYNC_SIZES)
-            each = max(0.0, (many - few) / (SYNC_SIZES[1] - SYNC_SIZES[0]))
-            sync_seconds = (max(0.0, few - SYNC_SIZES[0] * each), each)
+            sync_seconds = {str(size): _collect(config, stand_in, size)[2] * size for size in SYNC_SIZES}
             continue
         size = {"batch": 1, "continuous": config.num_workers or 1}.get(mode, 2)
         worker, learner, _ = _collect(config, stand_in, size)
-        found[mode] = Overhead(worker, learner)
+        found[mode] = Overhead(max(0.0, worker - loop), learner)
     return found, sync_seconds
+
+
+def _loop_seconds(config: TrainConfig[Any, Any], stand_in: GymnasiumFactory) -> float:
+    """Processor seconds per step of the stand-in where nothing is handed over."""
+    solo = Solo(stand_in.make_lane(), stand_in.spec, make_algorithm(config, stand_in).policy, run_seed=0)
+    episodes = solo.episodes(in_order(itertools.count()))
+    next(episodes)
+    started, used, num_steps = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - started < MODE_SECONDS / 2:
+        num_steps += next(episodes).num_steps
+    return (time.process_time() - used) / num_steps
 
 
 def _collect(config: TrainConfig[Any, Any], stand_in: GymnasiumFactory, num_workers: int) -> tuple[float, float, float]:

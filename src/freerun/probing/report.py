@@ -98,7 +98,7 @@ def _about_overlap(probe: Probe) -> str:
     mode = probe.best.mode
     update = measured.updates[mode]
     demand = Demand(**update.demand)
-    collect = update.steps * lane_seconds(measured, 1, measured.inference_seconds)[0]
+    collect = update.steps * lane_seconds(measured.environment, 1)[0]
     ceiling = overlap_ceiling(collect, update.seconds)
     wanted = f"{demand.episodes:,} episodes" if demand.episodes else f"{update.steps:,} steps"
     return (
@@ -122,6 +122,7 @@ def to_json(probe: Probe, config: TrainConfig[Any, Any], words: Sequence[str]) -
                 "cpu_share": env.cpu_share,
                 "mean_episode_steps": env.mean_length,
                 "worker_megabytes": env.megabytes,
+                "loop_seconds": env.loop_seconds,
                 "threads_speed_up": env.threads_speed_up,
                 "seconds_per_step_by_envs": {size: pair[0] for size, pair in env.lanes.items()},
             },

@@ -28,6 +28,8 @@ Recipe = tuple[EnvName, dict[str, Any], int | None]
 """What a `GymnasiumFactory` is made of."""
 MOST_STEPS = 20_000
 ENOUGH_STEPS, ENOUGH_EPISODES, ENOUGH_SECONDS = 3000, 20, 1.0
+LOOP_SECONDS = 0.4
+STEPS_AT_ONCE = 64
 INFERENCES = 300
 INFERENCE_BATCH = 64
 
@@ -112,15 +114,26 @@ class _Bench:
             next(segments)
         wall, cpu = time.perf_counter() - started, time.process_time() - used
         queued = _queued_seconds() - queued  # for a core that others had: that is not the environment's doing
-        inside = sum(timed.step_seconds) + sum(timed.reset_seconds)
         asleep = max(0.0, wall - cpu - queued)
         return {
             "step_seconds": timed.step_seconds,
             "reset_seconds": timed.reset_seconds or timed.first_reset_seconds,
             "episode_lengths": timed.episode_lengths,
-            "cpu_share": 1.0 - min(1.0, asleep / max(inside - queued, 1e-9)),
+            "cpu_share": 1.0 - min(1.0, asleep / max(timed.seconds - queued, 1e-9)),
+            "loop_seconds": self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
             "megabytes": psutil.Process().memory_full_info().uss / 1e6,
         }
+
+    def _loop_seconds(self, policy: Policy, step_seconds: float) -> float:
+        """What a worker takes for a step around the environment's, when it hands over many at once."""
+        timed = _TimedLane(self._lane)
+        solo = Solo(timed, self.factory.spec, policy, run_seed=0)  # type: ignore[arg-type]
+        at_once = max(1, min(STEPS_AT_ONCE, int(LOOP_SECONDS / step_seconds)))
+        segments = solo.segments(at_once, in_order(itertools.count()))
+        next(segments)
+        timed.forget()
+        wall, _ = _per_step(segments, at_once, LOOP_SECONDS)
+        return max(0.0, wall - timed.seconds / len(timed.step_seconds))
 
     def lanes(self, policy: Policy, num_envs: int, seconds: float) -> tuple[float, float]:
         """Wall and processor seconds per step of a collector with so many environments."""
@@ -213,6 +226,10 @@ class _TimedLane:
         if found[2] or found[3]:
             self.episode_lengths.append(self._length)
         return found
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.step_seconds) + sum(self.reset_seconds)
 
     def is_enough(self, seconds: float, most_seconds: float) -> bool:
         num_steps, num_episodes = len(self.step_seconds), len(self.episode_lengths)
