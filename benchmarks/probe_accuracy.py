@@ -27,6 +27,8 @@ from typing import Any
 import psutil
 import tyro
 
+from freerun.probing.auto import ENOUGH_WORKERS
+
 TURN_SECONDS = 1.0
 WARM_UP_UPDATES = 2
 FEWEST_UPDATES = 2
@@ -204,14 +206,14 @@ def probe(env: str, extra: Sequence[str]) -> dict[str, Any]:
 
 
 def cases_of(env: str, found: dict[str, Any], modes: Sequence[str]) -> list[Case]:
-    """Every mode with the workers that are predicted best; the one that is recommended with those recommended."""
-    best = found["recommendation"]
+    """Every mode with the workers that `auto` would choose for it: the fewest that are predicted to be enough."""
     cases = []
     for mode in modes:
         able = [entry for entry in found["predictions"] if entry["mode"] == mode and entry["steps_per_second"]]
         if able:
-            most = best if mode == best["mode"] else max(able, key=lambda entry: float(entry["steps_per_second"]))
-            cases.append(Case(env, mode, most["num_workers"], [], []))
+            most = max(float(entry["steps_per_second"]) for entry in able)
+            enough = [entry for entry in able if entry["steps_per_second"] >= (1 - ENOUGH_WORKERS) * most]
+            cases.append(Case(env, mode, min(entry["num_workers"] for entry in enough), [], []))
     return cases
 
 

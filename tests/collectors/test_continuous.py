@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import gymnasium
 import pytest
 
 import freerun
 from freerun import registry
 from freerun.algorithms.actor import ActorSpec, MLPActor
 from freerun.collectors.continuous import Continuous, ContinuousConfig
+from freerun.collectors.threads import steps_per_second
 from freerun.core import CollectorSettings, Demand, Segment, UserError
 from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.telemetry.ledger import Ledger
@@ -169,3 +171,11 @@ def test_a_run_can_be_configured_again_from_what_it_recorded(run_dir: Path) -> N
     assert recorded["num_workers"] == 1
     again = registry.flatten_config(registry.make_config(recorded))
     assert json.loads(json.dumps(again)) == recorded
+
+
+def test_a_thread_that_waits_for_the_lock_has_begun_all_the_same() -> None:
+    """Or two that run one after the other would look twice as fast as one."""
+    env = gymnasium.make("CartPole-v1")
+    env.reset(seed=0)
+    late = time.perf_counter() - 10.0
+    assert steps_per_second(env, 0, late) <= 1 / 10.0

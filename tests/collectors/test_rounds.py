@@ -97,11 +97,26 @@ def test_demand_in_steps_becomes_episodes_by_their_length() -> None:
     taken(rounds)
 
 
-def test_the_rest_of_a_round_does_not_shrink_what_may_be_collected_ahead() -> None:
-    """A round of 1,000 steps is asked for in parts: the last of them are 100, but the next round is 1,000 again."""
+def test_the_rest_of_a_round_and_the_next_one_need_not_wait_for_its_first_part() -> None:
+    """A round of 1,000 steps is asked for in parts; all of it may start at once, and the next 1,000 steps too."""
     rounds = Rounds(max_lag=1)
     rounds.open(Demand(steps=1000, next_steps=1000))
-    assert len(finish(rounds, num_steps=50)) == FIRST_ROUND_EPISODES + 20
+    assert len(finish(rounds, num_steps=50)) == 20 + 20
+    assert len(taken(rounds)) == FIRST_ROUND_EPISODES
+    rounds.open(Demand(steps=600, next_steps=1000))  # the rest
+    assert finish(rounds, num_steps=50) == []
+    assert len(taken(rounds)) == 12
+    assert finish(rounds, num_steps=50) == [], "the learner learns: what started now would be too old"
+    rounds.version = 1
+    rounds.open(Demand(steps=1000, next_steps=1000))
+    assert len(finish(rounds, num_steps=50)) == 20, "one round is there, and another may start before it is taken"
+    assert len(taken(rounds)) == 20
+
+
+def test_the_rest_of_a_round_does_not_shrink_what_may_be_collected_ahead() -> None:
+    rounds = Rounds(max_lag=1)
+    rounds.open(Demand(steps=400, next_steps=1000))
+    assert len(finish(rounds, num_steps=50)) == 8 + 20
     taken(rounds)
     rounds.open(Demand(steps=100, next_steps=1000))  # two episodes more
     assert len(finish(rounds, num_steps=50)) == 2
@@ -116,7 +131,7 @@ def test_a_demand_in_steps_grants_nothing_ahead_before_lengths_are_known() -> No
         rounds.finish(number, episode(number, 50))
         assert rounds.next() is None
     rounds.finish(running[-1], episode(running[-1], 50))
-    assert len(list(iter(rounds.next, None))) == 1000 * 4 / 50
+    assert len(list(iter(rounds.next, None))) == 1000 * 5 / 50 - FIRST_ROUND_EPISODES
 
 
 def test_a_demand_in_steps_runs_ahead_by_the_newest_lengths() -> None:

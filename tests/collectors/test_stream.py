@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import numpy as np
@@ -261,18 +262,22 @@ StreamMachine.TestCase.settings = settings(max_examples=150, stateful_step_count
 TestStream = StreamMachine.TestCase
 
 
-def test_a_full_queue_is_refreshed_at_leisure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("unit_seconds", "pause"), [(0.003, 0.05), (0.5, 2.0)])
+def test_a_full_queue_is_refreshed_at_leisure(
+    unit_seconds: float, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every 50 ms; and where a unit takes long, as often as a quarter of one collector's time allows."""
     now = [100.0]
     monkeypatch.setattr("freerun.collectors.stream.time.monotonic", lambda: now[0])
     stream, player = Stream(1, max_queue_size=2), Player(0, 1)
     for _ in range(2):  # there is room: nobody waits
         assert stream.next() is not None
         assert stream.seconds_to_next() == 0
-        stream.finish(0, player.play(4))
+        stream.finish(0, dataclasses.replace(player.play(4), seconds=unit_seconds))
     assert stream.next() is not None  # full: one that takes the place of another
     assert stream.next() is None
-    assert stream.seconds_to_next() == pytest.approx(0.05)
-    now[0] += 0.06
+    assert stream.seconds_to_next() == pytest.approx(pause)
+    now[0] += pause + 0.01
     assert stream.next() is not None
     assert stream.next() is None
     stream.open(Demand(steps=4))

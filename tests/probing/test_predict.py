@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from freerun.core import Demand
+from freerun.probing.forecast import lane_seconds, line
+from freerun.probing.measure import Environment
 from freerun.probing.predict import (
     Learning,
     Work,
@@ -126,6 +128,31 @@ def test_environments_in_step_for_a_demand_in_parts_of_episodes() -> None:
 def test_collectors_that_never_wait_are_held_up_by_the_slowest_of_three() -> None:
     assert never_waiting(4, 0.01, 0.0, 0.001, 2.0, False).steps_per_second == pytest.approx(400)
     assert never_waiting(4, 0.001, 0.0, 0.01, 2.0, False).steps_per_second == pytest.approx(100)
-    assert never_waiting(4, 0.01, 0.01, 0.01, 1.0, False).steps_per_second == pytest.approx(50)
+    # Faster than the learner: a quarter of a core refreshes the full queue, and the rest is for 20 ms a step.
+    assert never_waiting(4, 0.01, 0.01, 0.01, 1.25, False).steps_per_second == pytest.approx(50)
     # In threads they share one core with the learner, however many there are.
-    assert never_waiting(4, 0.01, 0.01, 0.01, 8.0, True).steps_per_second == pytest.approx(50)
+    assert never_waiting(4, 0.01, 0.01, 0.01, 8.0, True).steps_per_second == pytest.approx(37.5)
+
+
+def known(lanes: dict[str, tuple[float, float]]) -> Environment:
+    return Environment(0.0, (0.1,), (0.01, 0.03), 0.5, 0.004, (10,), None, 1.0, lanes, None)
+
+
+def test_a_collector_alone_takes_the_environment_its_share_of_a_reset_and_the_loop() -> None:
+    wall, cpu = lane_seconds(known({}), 1)
+    assert wall == pytest.approx(0.02 + 0.1 / 10 + 0.004)
+    assert cpu == pytest.approx(0.5 * 0.03 + 0.004)
+    assert lane_seconds(known({}), 64) == (wall, cpu), "nothing else is known"
+
+
+def test_between_sizes_that_were_measured_a_step_of_all_is_a_line() -> None:
+    # a + b·n: 34 ms for one and 640 ms for 64, so per step it is linear in 1/n.
+    wall, _ = lane_seconds(known({"64": (0.010, 0.010)}), 2)
+    a, b = np.linalg.solve([[1, 1], [1, 64]], [0.034, 0.640])
+    assert wall == pytest.approx((a + 2 * b) / 2)
+
+
+def test_steps_of_more_environments_at_once_go_on_as_the_last_two_sizes_do() -> None:
+    measured = {"1": 1.0, "2": 3.0, "6": 5.0}
+    assert [line(measured, size) for size in (1, 2, 4, 6, 10)] == pytest.approx([1.0, 3.0, 4.0, 5.0, 7.0])
+    assert line({"1": 1.0, "2": 3.0, "6": 2.0}, 100) == 2.0, "noise must not make more cheaper"

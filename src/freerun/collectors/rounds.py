@@ -68,7 +68,8 @@ class Rounds:
         self._finished: dict[int, Segment] = {}
         self._given_up: set[int] = set()  # not taken yet
         self._lengths = Lengths(start.last_round)
-        self._steps_ahead: int | None = None  # for a demand in steps: how many may be under way beyond the round
+        self._steps_due = 0  # of the demand, if it is in steps: not taken yet
+        self._steps_ahead: int | None = None  # for a demand in steps: how many may be under way beyond it
         self._recent_lengths: deque[int] = deque(start.lengths, maxlen=RECENT_EPISODES)
 
     def renew(self, start: Start) -> None:
@@ -87,6 +88,7 @@ class Rounds:
             num_units, units_ahead = (math.ceil(steps / self._unit_steps) for steps in (demand.steps, next_steps))
         elif demand.steps:
             num_units = demand.episodes or self._lengths.episodes_for(demand.steps, self.version)
+            self._steps_due = demand.steps
             self._steps_ahead = next_steps * self._rounds_ahead
         self._end = self._first + num_units
         self._limit = max(self._limit, self._end)
@@ -94,7 +96,9 @@ class Rounds:
             self._limit = max(self._limit, self._end + units_ahead * self._rounds_ahead)
 
     def _may_run_ahead(self) -> bool:
-        """Whether the steps expected beyond this round leave room for one more episode.
+        """Whether the steps expected of what is not taken yet leave room for one more episode.
+
+        They are counted from the oldest, for a round that waits for most of its episodes first needs the rest as well.
 
         Asked anew for each, with the newest lengths: while a policy learns to live longer, an estimate that is one
         update old grants far more steps than were asked for.
@@ -104,9 +108,10 @@ class Rounds:
         expected = sum(self._recent_lengths) / len(self._recent_lengths)
         ahead = sum(
             self._finished[number].num_steps if number in self._finished else expected
-            for number in range(self._end, self._next)
+            for number in range(self._first, self._next)
+            if number not in self._given_up
         )
-        return ahead < self._steps_ahead
+        return ahead < self._steps_due + self._steps_ahead
 
     def next(self) -> int | None:
         """An episode that may start now, if there is one."""
@@ -192,5 +197,7 @@ class Rounds:
             del self._started[number]
         self._given_up = {number for number in self._given_up if number >= end}
         self._first = end
-        self._lengths.note(self.version, sum(segment.num_steps for segment in segments), len(segments))
+        num_steps = sum(segment.num_steps for segment in segments)
+        self._steps_due = max(0, self._steps_due - num_steps)
+        self._lengths.note(self.version, num_steps, len(segments))
         return segments

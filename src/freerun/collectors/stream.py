@@ -15,6 +15,9 @@ from freerun.core import Counts, Demand, Segment, Start
 REFRESH_SECONDS = 0.05
 """While the queue is full, a new segment only takes the place of one that nobody has learned from. Each costs the
 learner's process time: with an environment as fast as Pendulum, at full speed, nine tenths of it."""
+REFRESH_SHARE = 0.25
+"""And it costs cores: so much of one collector's time, and no more, goes into such segments. At full speed, 16
+collectors on 2 cores with an environment as slow as CybORG left the learner an eighth of its own."""
 
 
 class Stream:
@@ -44,6 +47,7 @@ class Stream:
         self._importances: dict[int, float] = {}  # of segments that are about to arrive
         self._lengths: Counter[int] = Counter()  # of episodes, by powers of two
         self._next_refresh = 0.0
+        self._unit_seconds = 0.0  # of the newest segment
 
     def open(self, demand: Demand) -> None:
         self._wanted = demand.steps
@@ -53,7 +57,7 @@ class Stream:
         if self.seconds_to_next() > 0:
             return None
         if self._is_full:
-            self._next_refresh = time.monotonic() + REFRESH_SECONDS
+            self._next_refresh = time.monotonic() + max(REFRESH_SECONDS, self._unit_seconds / REFRESH_SHARE)
         return next(self._units)
 
     @property
@@ -79,6 +83,7 @@ class Stream:
         if self._prefers_rare_lengths:
             importance = self._rarity(lengths)
         self.book.busy_seconds += segment.seconds
+        self._unit_seconds = segment.seconds
         bisect.insort(self._queue, (-importance, next(self._arrivals), segment))
         self._drop_excess()
 

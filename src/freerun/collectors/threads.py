@@ -301,9 +301,9 @@ def _try_out(factory: EnvFactory, is_first: bool, start: _Start) -> tuple[list[f
         for _ in range(NUM_TRIALS):
             start.wait()
             if is_first:
-                alone.append(_steps_per_second(env, action, start.seconds))
+                alone.append(steps_per_second(env, action, start.seconds))
             start.wait()
-            together.append(_steps_per_second(env, action, start.seconds))
+            together.append(steps_per_second(env, action, start.seconds))
         env.close()
     except BaseException:
         start.abort()  # or the other thread would wait for this one
@@ -311,7 +311,7 @@ def _try_out(factory: EnvFactory, is_first: bool, start: _Start) -> tuple[list[f
     return alone, together
 
 
-def _steps_per_second(env: gymnasium.Env[Any, Any], action: Any, started: float) -> float:
+def steps_per_second(env: gymnasium.Env[Any, Any], action: Any, started: float) -> float:
     for num_steps in itertools.count(1):
         _, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:

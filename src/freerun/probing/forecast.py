@@ -117,7 +117,7 @@ def lane_seconds(env: Environment, num_envs: int) -> tuple[float, float]:
     return wall, cpu
 
 
-def _line(known: Mapping[str, float], size: int) -> float:
+def line(known: Mapping[str, float], size: int) -> float:
     """Through the points that are known, and on beyond the last."""
     sizes, values = [int(key) for key in known], list(known.values())
     if size <= sizes[-1]:
@@ -137,7 +137,7 @@ def _sequential(measured: Measurement, mode: str, config: TrainConfig[Any, Any],
 
 def _sync(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
     env = measured.environment
-    around = _line(measured.sync_seconds, num_workers)
+    around = line(measured.sync_seconds, num_workers)
     cpu = env.cpu_share * float(np.mean(env.step_seconds))
     barrier = [
         around + max(expected_max(env.step_seconds, active), active * cpu / measured.parallel_cores)

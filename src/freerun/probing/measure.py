@@ -43,6 +43,7 @@ LANES = (16, 64)
 """Environments of a collector: what `continuous` and `batch` give theirs if nothing else is said."""
 LANES_SECONDS = 3.0
 """What is slower than this is worked out instead of measured."""
+MOST_LANES_SECONDS = 2.5
 SAMPLE = 2000
 DEFAULT_EPISODE_STEPS = 200
 """Of the stand-in, where no episode has ended."""
@@ -160,7 +161,8 @@ def measure(configs: Mapping[str, TrainConfig[Any, Any]], say: Callable[[str], N
         trial.ask("play", policy, PLAY_SECONDS)
         played = trial.answer("a step or a reset of the environment", PLAY_SECONDS + STEP_SECONDS)
         step_mean = float(np.mean(played["step_seconds"]))
-        lanes = {}
+        lanes: dict[str, tuple[float, float]] = {}
+        episode_steps = float(np.mean(played["episode_lengths"])) if played["episode_lengths"] else 0.0
         for num_envs in LANES:
             steps_seconds = 4 * num_envs * step_mean
             if (
@@ -168,7 +170,7 @@ def measure(configs: Mapping[str, TrainConfig[Any, Any]], say: Callable[[str], N
                 > LANES_SECONDS
             ):
                 continue
-            trial.ask("lanes", policy, num_envs, RACE_SECONDS)
+            trial.ask("lanes", policy, num_envs, RACE_SECONDS, MOST_LANES_SECONDS, episode_steps)
             lanes[str(num_envs)] = trial.answer(f"stepping {num_envs} environments in turn", STEP_SECONDS)
         trial.ask("infer", policy)
         inference, batched = trial.answer("inference", STEP_SECONDS)

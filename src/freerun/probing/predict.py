@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freerun.collectors.rounds import Rounds
+from freerun.collectors.stream import REFRESH_SHARE
 from freerun.core import Demand
 
 WARM_UP_UPDATES = 2
@@ -237,8 +238,10 @@ def never_waiting(
 ) -> Rate:
     """Collectors that never wait, all per step: as fast as they are, or the learner, or the cores.
 
-    A queue that is full holds them back, so a learner that is slow has its core to itself. Threads share one.
+    A queue that is full holds them back to what refreshes it. Threads share one core.
     """
     together = 1.0 if in_threads else cores
+    if num_collectors / seconds > 1 / learn_seconds:
+        together -= REFRESH_SHARE
     rate = min(num_collectors / seconds, 1 / learn_seconds, together / (cpu_seconds + learn_seconds))
     return Rate(rate, rate * learn_seconds)

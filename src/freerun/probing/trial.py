@@ -135,13 +135,16 @@ class _Bench:
         wall, _ = _per_step(segments, at_once, LOOP_SECONDS)
         return max(0.0, wall - timed.seconds / len(timed.step_seconds))
 
-    def lanes(self, policy: Policy, num_envs: int, seconds: float) -> tuple[float, float]:
-        """Wall and processor seconds per step of a collector with so many environments."""
+    def lanes(
+        self, policy: Policy, num_envs: int, seconds: float, most_seconds: float, episode_steps: float
+    ) -> tuple[float, float]:
+        """Wall and processor seconds per step of a collector with so many environments: a whole episode of each if
+        there is time, for the first steps may take longer than the last."""
         rollout = Rollout(self.factory.make(num_envs), policy, run_seed=0)
         segments = rollout.segments(2, in_order(itertools.count()))
         steps = next(segments).num_steps
         try:
-            return _per_step(segments, steps, seconds)
+            return _per_step(segments, steps, seconds, most_seconds, num_envs * episode_steps)
         finally:
             rollout.close()
 
@@ -165,12 +168,16 @@ def _queued_seconds() -> float:
         return 0.0
 
 
-def _per_step(segments: Iterator[Any], steps: int, seconds: float) -> tuple[float, float]:
-    started, used, num_steps = time.perf_counter(), time.process_time(), 0
-    while num_steps == 0 or time.perf_counter() - started < seconds:
+def _per_step(
+    segments: Iterator[Any], steps: int, seconds: float, most_seconds: float = 0.0, enough_steps: float = 0.0
+) -> tuple[float, float]:
+    """Wall and processor seconds: for so long, and up to `most_seconds` if there are not enough steps by then."""
+    started, used, num_steps, elapsed = time.perf_counter(), time.process_time(), 0, 0.0
+    while num_steps == 0 or elapsed < seconds or (elapsed < most_seconds and num_steps < enough_steps):
         next(segments)
         num_steps += steps
-    return (time.perf_counter() - started) / num_steps, (time.process_time() - used) / num_steps
+        elapsed = time.perf_counter() - started
+    return elapsed / num_steps, (time.process_time() - used) / num_steps
 
 
 def inference_seconds(policy: Policy, spec: EnvSpec) -> tuple[float, float]:
