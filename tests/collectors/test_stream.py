@@ -270,16 +270,27 @@ def test_a_full_queue_is_refreshed_at_leisure(
     now = [100.0]
     monkeypatch.setattr("freerun.collectors.stream.time.monotonic", lambda: now[0])
     stream, player = Stream(1, max_queue_size=2), Player(0, 1)
-    for _ in range(2):  # there is room: nobody waits
-        assert stream.next() is not None
+    for unit in range(2):  # there is room: nobody waits
+        assert stream.next() == unit
         assert stream.seconds_to_next() == 0
-        stream.finish(0, dataclasses.replace(player.play(4), seconds=unit_seconds))
-    assert stream.next() is not None  # full: one that takes the place of another
+        stream.finish(unit, dataclasses.replace(player.play(4), seconds=unit_seconds))
+    assert stream.next() == 2  # full: one that takes the place of another
     assert stream.next() is None
     assert stream.seconds_to_next() == pytest.approx(pause)
     now[0] += pause + 0.01
-    assert stream.next() is not None
+    assert stream.next() == 3
     assert stream.next() is None
+    for unit in (2, 3):
+        stream.finish(unit, dataclasses.replace(player.play(4), seconds=unit_seconds))
     stream.open(Demand(steps=4))
     assert stream.take() is not None
-    assert stream.next() is not None  # there is room again
+    assert stream.next() == 4  # there is room again
+    assert stream.next() is None, "for one"
+    stream.lost(4)
+    assert stream.next() == 5
+
+
+def test_a_queue_smaller_than_the_crew_does_not_keep_it_from_working() -> None:
+    stream = Stream(4, max_queue_size=1)
+    assert [stream.next() for _ in range(5)] == [0, 1, 2, 3, 4], "the fifth refreshes"
+    assert stream.next() is None

@@ -40,6 +40,8 @@ class Stream:
         self.queue_size = max_queue_size
         self._arrivals = itertools.count()
         self._units = itertools.count()
+        self._under_way: set[int] = set()
+        self._num_workers = num_workers
         self._queue: list[tuple[float, int, Segment]] = []  # minus importance, arrival: sorted
         self._wanted = 0
         self._round: list[tuple[float, int, Segment]] = []  # out of the queue, for a demand that is not met yet
@@ -56,20 +58,24 @@ class Stream:
         """Anybody may start at any time; but while the queue is full, not faster than it makes sense to refresh it."""
         if self.seconds_to_next() > 0:
             return None
-        if self._is_full:
+        if self._is_full():
             self._next_refresh = time.monotonic() + max(REFRESH_SECONDS, self._unit_seconds / REFRESH_SHARE)
-        return next(self._units)
+        unit = next(self._units)
+        self._under_way.add(unit)
+        return unit
 
-    @property
     def _is_full(self) -> bool:
-        return len(self._queue) >= self.queue_size
+        """Or will be, with what is under way: a place that is free is not for every collector at once."""
+        room = max(self.queue_size, self._num_workers) - len(self._under_way)
+        return len(self._queue) >= min(self.queue_size, room)
 
     def seconds_to_next(self) -> float:
         """Until `next` would give a unit, if nothing is taken meanwhile."""
-        return max(0.0, self._next_refresh - time.monotonic()) if self._is_full else 0.0
+        return max(0.0, self._next_refresh - time.monotonic()) if self._is_full() else 0.0
 
     def lost(self, number: int) -> None:
         """Nobody waits for this very unit."""
+        self._under_way.discard(number)
 
     give_up = lost
 
@@ -78,6 +84,7 @@ class Stream:
         self._importances[id(segment)] = importance
 
     def finish(self, number: int, segment: Segment) -> None:
+        self._under_way.discard(number)
         importance = self._importances.pop(id(segment), 0.0)
         lengths = self.parts.arrive(segment)
         if self._prefers_rare_lengths:

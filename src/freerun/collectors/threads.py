@@ -63,6 +63,7 @@ class Threads(Exchange):
         self._silence = Silence(look_seconds(self._timeout))
         num_parked = num_workers - settings.num_workers
         self._states = ["starting"] * settings.num_workers + ["waiting"] * num_parked
+        self._units = [-1] * num_workers  # that each is at
         self._threads = [self._thread(index) for index in range(num_workers)]
         self._watch = threading.Thread(target=self._look, name="freerun-watch", daemon=True)
         self._start()
@@ -142,6 +143,7 @@ class Threads(Exchange):
         self._tracks.enter(index, State.RESTARTING)
         with self._changed:
             self._states[index] = "resting"
+            self._stream.lost(self._units[index])
             self._stream.parts.end_worker(index, self._begun[index])
         try:
             return self._restart_after(index, failure)
@@ -182,6 +184,7 @@ class Threads(Exchange):
                     continue
                 self._tracks.enter(index, State.BUSY)
                 version = self._refresh(rollout, version)
+                self._units[index] = unit
                 self._states[index] = "busy"
                 segment = next(segments).copy()
                 if not self._is_mine(index):
