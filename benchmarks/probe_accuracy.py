@@ -3,7 +3,8 @@
 Machines that others use too change their speed within seconds, by more than modes differ. So all modes of an
 environment train at the same time and take turns: one goes on for a second while the others stand still (SIGSTOP), and
 only the seconds in which it went on count. Environments that sleep would sleep on while they stand still; they need no
-cores either, so their modes train one after the other. Probes are made before and after; the table shows medians.
+cores either, so their modes train one after the other, and those predicted best three times. Probes are made before and
+after; the table shows medians. Rows of environments that are not asked for stay as they were.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ WARM_UP_UPDATES = 2
 FEWEST_UPDATES = 2
 """That count, in runs whose updates take long."""
 START_SECONDS = 300.0
+CONTENDS = 0.9
 NEVER_CHOSEN = ("ray", "continuous")
 """Modes that `auto` leaves out unless they are asked for."""
 SMALL_QUEUE = 16
@@ -174,7 +176,9 @@ class Training:
 def train(cases: Sequence[Case], extra: Sequence[str], seconds: float, in_turns: bool) -> None:
     """Each of them for so many seconds."""
     if not in_turns:
-        for case in cases:
+        most = max(case.predicted[-1] for case in cases)
+        contenders = [case for case in cases if case.predicted[-1] > CONTENDS * most]
+        for case in (*cases, *contenders, *contenders):
             with Training(case, extra) as training:
                 while not training.is_done(seconds):
                     training.go_on(TURN_SECONDS)
@@ -225,12 +229,22 @@ def note(found: dict[str, Any], cases: Sequence[Case], chosen: list[Chosen], env
         case.predicted.append(rates[case.mode, case.num_workers])
 
 
+def kept(folder: Path, envs: Mapping[str, Any]) -> tuple[dict[str, list[Case]], list[Chosen]]:
+    """What was measured before, of other environments."""
+    path = folder / "probe_accuracy.json"
+    found = json.loads(path.read_text()) if path.exists() else {"cases": [], "chosen": []}
+    cases: dict[str, list[Case]] = {}
+    for fields in found["cases"]:
+        if fields["env"] not in envs:
+            cases.setdefault(fields["env"], []).append(Case(**fields))
+    return cases, [Chosen(**fields) for fields in found["chosen"] if fields["env"] not in envs]
+
+
 def measure(options: Options) -> tuple[list[Case], list[Chosen]]:
     envs: dict[str, list[str]] = {env: [] for env in options.envs}
     if options.cyborg_path is not None:
         envs["cyborg/CAGE2-v0"] = ["--cyborg-path", str(options.cyborg_path)]
-    cases: dict[str, list[Case]] = {}
-    chosen: list[Chosen] = []
+    cases, chosen = kept(options.output, envs)
     for repeat in range(options.repeats):
         for env, own in envs.items():
             extra = [*own, *shlex.split(options.flags)]
@@ -257,16 +271,16 @@ def table(cases: list[Case], chosen: list[Chosen], options: Options) -> str:
     seconds = [choice.probe_seconds for choice in chosen]
     lines = [
         f"Steps/s that `freerun probe` predicts and that `freerun train` reaches, {os.cpu_count()} cores, PPO"
-        f"{f' ({options.flags})' if options.flags else ''}; medians of {max(len(case.measured) for case in cases)} "
-        f"runs of about {options.seconds:g} s, in which the modes of an environment that computes take turns every "
-        f"{TURN_SECONDS:g} s, and of two probes for each. A probe took {statistics.median(seconds):.0f} s.",
+        f"{f' ({options.flags})' if options.flags else ''}; medians of runs of about {options.seconds:g} s, in which "
+        f"the modes of an environment that computes take turns every {TURN_SECONDS:g} s, and of probes before and after. "
+        f"A probe took {statistics.median(seconds):.0f} s.",
         "",
-        "| environment | mode | workers | predicted (lowest–highest) | measured (lowest–highest) | error |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| environment | mode | workers | probes | predicted (lowest–highest) | runs | measured (same) | error |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {case.env} | `{case.mode}` | {case.num_workers} | {spread(case.predicted)} | {spread(case.measured)} "
-        f"| {100 * case.error:+.0f} % |"
+        f"| {case.env} | `{case.mode}` | {case.num_workers} | {len(case.predicted)} | {spread(case.predicted)} "
+        f"| {len(case.measured)} | {spread(case.measured)} | {100 * case.error:+.0f} % |"
         for case in cases
     ]
     lines += ["", f"Median error: {100 * statistics.median(errors):.1f} % (wanted: under 15 %).", ""]

@@ -285,12 +285,17 @@ def test_a_full_queue_is_refreshed_at_leisure(
     stream.open(Demand(steps=4))
     assert stream.take() is not None
     assert stream.next() == 4  # there is room again
-    assert stream.next() is None, "for one"
-    stream.lost(4)
-    assert stream.next() == 5
 
 
-def test_a_queue_smaller_than_the_crew_does_not_keep_it_from_working() -> None:
-    stream = Stream(4, max_queue_size=1)
-    assert [stream.next() for _ in range(5)] == [0, 1, 2, 3, 4], "the fifth refreshes"
+def test_from_half_on_a_place_in_the_queue_is_for_one_collector_and_not_for_each() -> None:
+    stream, player = Stream(1, max_queue_size=4), Player(0, 1)
+    assert [stream.next() for _ in range(6)] == [0, 1, 2, 3, 4, 5], "while it is not half full all of them collect"
+    for unit in range(3):
+        stream.finish(unit, player.play(4))
+    assert stream.next() == 6, "three are there and three to come: what comes now refreshes it"
     assert stream.next() is None
+    for unit in (3, 4, 5):
+        stream.lost(unit)
+    stream.open(Demand(steps=4))
+    assert stream.take() is not None
+    assert [stream.next(), stream.next()] == [7, 8]

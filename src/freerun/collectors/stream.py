@@ -41,7 +41,6 @@ class Stream:
         self._arrivals = itertools.count()
         self._units = itertools.count()
         self._under_way: set[int] = set()
-        self._num_workers = num_workers
         self._queue: list[tuple[float, int, Segment]] = []  # minus importance, arrival: sorted
         self._wanted = 0
         self._round: list[tuple[float, int, Segment]] = []  # out of the queue, for a demand that is not met yet
@@ -65,9 +64,11 @@ class Stream:
         return unit
 
     def _is_full(self) -> bool:
-        """Or will be, with what is under way: a place that is free is not for every collector at once."""
-        room = max(self.queue_size, self._num_workers) - len(self._under_way)
-        return len(self._queue) >= min(self.queue_size, room)
+        """Or will be: from half on what is under way counts too, or every place would be filled by each collector."""
+        num_units = len(self._queue)
+        if 2 * num_units > self.queue_size:
+            num_units += len(self._under_way)
+        return num_units >= self.queue_size
 
     def seconds_to_next(self) -> float:
         """Until `next` would give a unit, if nothing is taken meanwhile."""
