@@ -15,7 +15,7 @@ import psutil
 import pytest
 from leftovers import environment
 
-from freerun.cli import COMMANDS, main
+from freerun.cli import COMMANDS, UNREAD, main
 
 TESTS = Path(__file__).parent
 QUICK = ["--total-episodes", "4", "--episodes-per-update", "2", "-q"]
@@ -306,3 +306,14 @@ def test_an_environment_in_the_current_folder_is_found(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "policy.safetensors").exists()
+
+
+def test_output_that_nobody_reads_any_more_is_no_failure() -> None:
+    """As in `freerun train --help | head -1`."""
+    command = [sys.executable, "-m", "freerun", "train", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == UNREAD

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -34,9 +37,31 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
+UNREAD = 128 + signal.SIGPIPE
+"""The exit code where whoever read the output has gone, as with `| head`."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 a failure of the environment or of another learner, 2 bad input, 130 interrupted."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _main(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_unread(sys.stdout):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to print is for nobody
+        return UNREAD
+
+
+def _is_unread(stream: TextIO) -> bool:
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _main(words: list[str]) -> int:
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # YOUR_MODULE:YourEnv may lie here, as it may for `python -m freerun`
     if not words or words[0] in ("-h", "--help"):

@@ -92,9 +92,10 @@ def _start_private(num_workers: int, cpus_per_worker: float, runtime_env: dict[s
     num_cpus = max(os.cpu_count() or 1, num_workers, math.ceil(num_workers * cpus_per_worker))
     # More workers than cores are meant: Ray would warn of them.
     meant = {"RAY_worker_maximum_startup_concurrency": str(num_cpus)}
-    folder = Path(tempfile.mkdtemp(prefix="freerun-ray-"))
-    janitor = Janitor(folder)
+    folder = Path(tempfile.gettempdir()) / f"freerun-ray-{secrets.token_hex(4)}"
+    janitor = Janitor(folder)  # before there is anything to clear away
     try:
+        folder.mkdir(mode=0o700)
         with private_environment(), processes.environment(meant):
             ray.init(
                 address="local",
