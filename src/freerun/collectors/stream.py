@@ -16,8 +16,8 @@ REFRESH_SECONDS = 0.05
 """While the queue is full, a new segment only takes the place of one that nobody has learned from. Each costs the
 learner's process time: with an environment as fast as Pendulum, at full speed, nine tenths of it."""
 REFRESH_SHARE = 0.25
-"""And it costs cores: so much of one collector's time, and no more, goes into such segments, or many collectors of a slow
-simulator would leave the learner hardly any."""
+"""And it costs cores: so much of one collector's time, and no more, goes into such segments, or many collectors of a
+slow simulator would leave the learner hardly any."""
 
 
 class Stream:
