@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from freerun.collectors.rounds import Rounds
 from freerun.collectors.supervision import Supervisor, Watch
@@ -242,6 +242,10 @@ class Executor:
 
     def _end_pool(self) -> None:
         """Tell of those who died (the pool itself ends the others with SIGTERM), and rest."""
+        # The pool's own thread reads exit codes too; of two who read one at the same time, the second gets 255.
+        manager: Any = self._pool._executor_manager_thread
+        if manager is not None:
+            manager.join(CLOSE_SECONDS)
         places = {pid: index for index, pid in self._pids().items()}
         dead = {
             places.get(process.pid or -1, 0): process

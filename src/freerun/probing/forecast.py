@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from freerun.collectors.continuous import THREADS_PAY_OFF
 from freerun.config import TrainConfig
 from freerun.core import Demand
-from freerun.probing.measure import THREADS_PAY_OFF, Environment, Measurement, Overhead
+from freerun.probing.measure import Environment, Measurement, Overhead
 from freerun.probing.predict import (
     FEWEST_EPISODES_DRAWN,
     Learning,

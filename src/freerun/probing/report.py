@@ -13,11 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from freerun.collectors.continuous import THREADS_PAY_OFF
 from freerun.config import TrainConfig
 from freerun.core import Demand, callable_name
 from freerun.probing.auto import ONLY_IF_ASKED, Probe, sentence, why
 from freerun.probing.forecast import WAITS_BELOW, Forecast, lane_seconds
-from freerun.probing.measure import THREADS_PAY_OFF, Environment
+from freerun.probing.measure import Environment
 from freerun.probing.predict import expected_max, overlap_ceiling
 from freerun.registry import MODES
 
