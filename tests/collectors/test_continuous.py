@@ -179,3 +179,12 @@ def test_a_thread_that_waits_for_the_lock_has_begun_all_the_same() -> None:
     env.reset(seed=0)
     late = time.perf_counter() - 10.0
     assert steps_per_second(env, 0, late) <= 1 / 10.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_of_one_serves_a_demand_of_many_batches(kind: Kind) -> None:
+    """What the learner takes makes room, and somebody must be told."""
+    config = ContinuousConfig(2, 2, max_queue_size=1, collection_batch_size=8, collector_kind=kind)
+    with collecting(config) as collector:
+        for _ in range(10):
+            assert sum(segment.num_steps for segment in collector.collect(Demand(steps=320))) >= 320

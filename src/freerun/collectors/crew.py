@@ -273,7 +273,12 @@ class Crew(Exchange):
         """Until there is something to do that nobody will call for."""
         until = [max(0.0, rest.until - time.monotonic()) for rest in self._resting]
         seconds = self._store.seconds_to_next()
-        return min(until + ([seconds] if seconds else []), default=None)
+        if seconds is not None and any(map(self._has_room, self._peers)):
+            until.append(seconds)  # 0 if the learner has just made room, and those who wait for it are idle
+        return min(until, default=None)
+
+    def _has_room(self, peer: Peer) -> bool:
+        return peer.ready and len(peer.units) < peer.room and not self._is_surplus(peer)
 
     def _start_rested(self) -> None:
         for rest in [rest for rest in self._resting if rest.until <= time.monotonic()]:
