@@ -116,13 +116,15 @@ class Training:
         self._marks: list[tuple[float, int]] = []  # an update's end, by the seconds in which it went on, and its step
 
     def __enter__(self) -> Training:
-        """Its first updates are over."""
+        return self
+
+    def warm_up(self) -> None:
+        """Until its first updates are over."""
         deadline = time.monotonic() + START_SECONDS
         while len(self._marks) <= WARM_UP_UPDATES:
             self.go_on(TURN_SECONDS)
             if time.monotonic() > deadline:
                 raise SystemExit(f"{self.case.env} in mode {self.case.mode} made no update in {START_SECONDS:.0f} s")
-        return self
 
     def turn(self, seconds: float) -> None:
         self._tell(signal.SIGCONT)
@@ -181,6 +183,7 @@ def train(cases: Sequence[Case], extra: Sequence[str], seconds: float, in_turns:
         contenders = [case for case in cases if case.predicted[-1] > CONTENDS * most]
         for case in (*cases, *contenders, *contenders):
             with Training(case, extra) as training:
+                training.warm_up()
                 while not training.is_done(seconds):
                     training.go_on(TURN_SECONDS)
             case.measured.append(training.rate)
@@ -188,8 +191,10 @@ def train(cases: Sequence[Case], extra: Sequence[str], seconds: float, in_turns:
     with contextlib.ExitStack() as stack:
         trainings = []
         for case in cases:
-            trainings.append(stack.enter_context(Training(case, extra)))
-            trainings[-1].rest()
+            training = stack.enter_context(Training(case, extra))
+            training.warm_up()
+            training.rest()
+            trainings.append(training)
         unfinished = trainings
         while unfinished:
             for training in unfinished:

@@ -35,14 +35,13 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": list_names,
     "check-env": check_env,
 }
-
-
 UNREAD = 128 + signal.SIGPIPE
 """The exit code where whoever read the output has gone, as with `| head`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 a failure of the environment or of another learner, 2 bad input, 130 interrupted."""
+    """Exit codes: 0 done, 1 a failure of the environment or of another learner, 2 bad input, 130 interrupted,
+    141 unread."""
     try:
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))

@@ -26,7 +26,7 @@ from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.envs.stand_in import StandIn
 from freerun.making import env_recipe, make_algorithm
 from freerun.pool import Pool, worker_modules
-from freerun.probing.trial import STEPS_AT_ONCE, Trial
+from freerun.probing.trial import STEPS_AT_ONCE, Trial, per_step
 from freerun.transport import processes
 
 logger = logging.getLogger("freerun")
@@ -231,9 +231,9 @@ def _stand_in_args(spec: EnvSpec, episode_steps: int) -> dict[str, Any]:
 def _race(config: TrainConfig[Any, Any], trial: Trial, policy: Any, step_seconds: float) -> float:
     """How many times the steps of one worker as many as there are cores get done."""
     cores = min(num_cores(), MOST_RACERS)
-    at_once = max(1, min(STEPS_AT_ONCE, int(0.1 * RACE_SECONDS / step_seconds)))
     if cores == 1:
         return 1.0
+    at_once = max(1, min(STEPS_AT_ONCE, int(0.1 * RACE_SECONDS / step_seconds)))
 
     def race(*racers: Trial) -> float:
         for racer in racers:
@@ -342,12 +342,9 @@ def _overheads(
 def _loop_seconds(config: TrainConfig[Any, Any], stand_in: GymnasiumFactory) -> float:
     """Processor seconds per step of the stand-in where nothing is handed over."""
     solo = Solo(stand_in.make_lane(), stand_in.spec, make_algorithm(config, stand_in).policy, run_seed=0)
-    episodes = solo.episodes(in_order(itertools.count()))
-    next(episodes)
-    started, used, num_steps = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - started < MODE_SECONDS / 2:
-        num_steps += next(episodes).num_steps
-    return (time.process_time() - used) / num_steps
+    segments = solo.segments(STEPS_AT_ONCE, in_order(itertools.count()))
+    next(segments)
+    return per_step(segments, STEPS_AT_ONCE, MODE_SECONDS / 2)[1]
 
 
 def _collect(config: TrainConfig[Any, Any], stand_in: GymnasiumFactory, num_workers: int) -> tuple[float, float, float]:

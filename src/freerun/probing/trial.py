@@ -132,7 +132,7 @@ class _Bench:
         segments = solo.segments(at_once, in_order(itertools.count()))
         next(segments)
         timed.forget()
-        wall, _ = _per_step(segments, at_once, LOOP_SECONDS)
+        wall, _ = per_step(segments, at_once, LOOP_SECONDS)
         return max(0.0, wall - timed.seconds / len(timed.step_seconds))
 
     def lanes(
@@ -144,7 +144,7 @@ class _Bench:
         segments = rollout.segments(2, in_order(itertools.count()))
         steps = next(segments).num_steps
         try:
-            return _per_step(segments, steps, seconds, most_seconds, num_envs * episode_steps)
+            return per_step(segments, steps, seconds, most_seconds, num_envs * episode_steps)
         finally:
             rollout.close()
 
@@ -153,7 +153,7 @@ class _Bench:
         solo = Solo(self._lane, self.factory.spec, policy, run_seed=0)
         segments = solo.segments(segment_steps, in_order(itertools.count()))
         next(segments)
-        return 1 / _per_step(segments, segment_steps, seconds)[0]
+        return 1 / per_step(segments, segment_steps, seconds)[0]
 
     def infer(self, policy: Policy) -> tuple[float, float]:
         """Seconds of one decision, alone and as one of many."""
@@ -168,7 +168,7 @@ def _queued_seconds() -> float:
         return 0.0
 
 
-def _per_step(
+def per_step(
     segments: Iterator[Any], steps: int, seconds: float, most_seconds: float = 0.0, enough_steps: float = 0.0
 ) -> tuple[float, float]:
     """Wall and processor seconds: for so long, and up to `most_seconds` if there are not enough steps by then."""
