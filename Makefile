@@ -82,8 +82,9 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/matrix.py --run
 
 # The documentation as a site that works from the disk: build/site/index.html. Broken links are errors.
+# Without --quiet: mkdocs drops warnings there before --strict could count them.
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 # torch first and by itself: a constraints file does not stop pip from looking at other builds of it.

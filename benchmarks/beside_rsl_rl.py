@@ -91,8 +91,8 @@ def run_rsl_rl(work: Work, seed: int) -> Curve:
     from tensordict import TensorDict
     from torch import Tensor
 
-    from freerun.envs.drone_sim import RoughDroneSim
-    from freerun.envs.rsl_rl_vec_env import RslRlVecEnv
+    from freerun.adapters.rsl_rl_vec_env import RslRlVecEnv
+    from freerun_envs.drone_sim import RoughDroneSim
 
     class Watched(RslRlVecEnv):
         """Adds up returns on the device: RSL-RL does so itself only where it writes a log, and asks at every step."""

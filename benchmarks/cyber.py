@@ -27,15 +27,15 @@ import psutil
 import torch
 import tyro
 
-from freerun.benching import bare
-from freerun.completing import complete
-from freerun.core import Collector, Metrics, Start
-from freerun.envs.gymnasium import GymnasiumFactory
-from freerun.making import make_factory
-from freerun.pool import Pool
-from freerun.registry import ALGORITHMS, MODES, make_config
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.core import Collector, Metrics, StartPoint
+from freerun.run.pool import Pool
+from freerun.settings.defaults import complete
+from freerun.settings.factories import make_factory
+from freerun.settings.registry import ALGORITHMS, MODES, make_config
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
+from freerun.tools.bench import bare_limit
 from freerun.training import train
 
 SAMPLE_SECONDS = 0.1
@@ -53,7 +53,7 @@ class Options:
     """freerun/NetworkDefence-v0, or cyborg/CAGE2-v0 with --cyborg-path."""
     cyborg_path: Path | None = None
     """The folder that holds the real CybORG."""
-    modes: tuple[str, ...] = tuple(mode for mode in MODES if MODES[mode].whole_episodes)
+    modes: tuple[str, ...] = tuple(mode for mode in MODES if MODES[mode].traits.whole_episodes)
     """Ways of collecting."""
     num_workers: int = os.cpu_count() or 1
     """Worker processes: the environment keeps a core busy."""
@@ -152,7 +152,7 @@ def measure(options: Options, mode: str, limit: Limit, learns: bool) -> dict[str
     )
     torch.set_num_threads(1)
     began = time.perf_counter()
-    collector = algorithm.collector = pool.collector(config, algorithm, Start())
+    collector = algorithm.collector = pool.collector(config, algorithm, StartPoint())
     samples: list[tuple[float, int]] = []
     done = threading.Event()
 
@@ -186,7 +186,7 @@ def run_all(options: Options) -> dict[str, Any]:
         mode: {"collecting": [], "training": []} for mode in options.modes
     }
     factory = GymnasiumFactory(options.env, options.env_args)
-    with bare.stepping(factory, os.cpu_count() or 1) as (counts, processes):
+    with bare_limit.stepping(factory, os.cpu_count() or 1) as (counts, processes):
         limit = Limit(counts, processes)
         for _ in range(options.repeats):
             for mode in options.modes:

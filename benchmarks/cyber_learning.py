@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import tyro
+from pictures import make_plots, save
 
-from freerun.evaluation import evaluate
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from freerun.run.evaluation import evaluate
 
 SETTINGS = {
     "episodes-per-update": "40",
@@ -100,16 +97,14 @@ def markdown(records: list[dict[str, Any]], options: Options) -> str:
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    figure, axis = plt.subplots(figsize=(7, 4))
+    figure, (plot,) = make_plots(1, inches=(7, 4.4))
     for number, record in enumerate(records):
         label = f"{record['env'].rpartition('/')[2]}, {record['red_agent']}"
-        axis.plot(*zip(*record["curve"], strict=True), color=f"C{number}", label=label, linewidth=1.5)
-    axis.set(xlabel="episodes", ylabel="mean return of 100 episodes", yscale="symlog")
-    axis.set_yticks(TICKS, [f"{tick:,}" for tick in TICKS], minor=False)
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+        plot.plot(*zip(*record["curve"], strict=True), color=f"C{number}", label=label)
+    # Returns are negative and span three powers of ten, which a symmetric logarithm can show.
+    plot.set(xlabel="episodes", ylabel="mean return of 100 episodes", yscale="symlog")
+    plot.set_yticks(TICKS, [f"{tick:,}" for tick in TICKS], minor=False)
+    save(figure, path)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tyro
 
-from freerun.envs import cyborg
+from freerun.adapters import cyborg
 
 NUM_STEPS = 100
 COLUMNS = ("construct", "reset", "step", "host_status")

@@ -16,11 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib as mpl
 import tyro
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from pictures import make_plots, save
 
 LEARNED = 100.0
 COMMON = (
@@ -119,20 +116,18 @@ def markdown(records: list[dict[str, Any]]) -> str:
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
+    figure, (by_steps, by_seconds) = make_plots(2, sharey=True)
     for place, system in enumerate(SYSTEMS):
         for record in (record for record in records if record["system"] == system):
             steps, scores, seconds = zip(*record["curve"], strict=True)
             label = system if record["seed"] == 0 else None
-            axes[0].plot(steps, scores, color=f"C{place}", alpha=0.8, label=label)
-            axes[1].plot(seconds, scores, color=f"C{place}", alpha=0.8)
-    axes[0].set(xscale="log", xlabel="real steps", ylabel="return")
-    axes[1].set(xlabel="seconds")
-    for axis in axes:
-        axis.axhline(LEARNED, color="grey", linewidth=0.8, linestyle=":")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[1].legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="lower right")
-    figure.savefig(path, dpi=150)
+            by_steps.plot(steps, scores, color=f"C{place}", alpha=0.8, label=label)
+            by_seconds.plot(seconds, scores, color=f"C{place}", alpha=0.8)
+    by_steps.set(xscale="log", xlabel="real steps", ylabel="return")
+    by_seconds.set(xlabel="seconds")
+    for plot in (by_steps, by_seconds):
+        plot.axhline(LEARNED, color="grey", linewidth=0.8, linestyle=":")
+    save(figure, path)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from freerun.envs.drone_sim import RoughDroneSim
+from freerun_envs.drone_sim import RoughDroneSim
 
 WARM_UP_STEPS = 5
 

@@ -21,10 +21,12 @@ import torch
 import tyro
 from gymnasium import spaces
 
-from freerun.algorithms.mbpo import MBPO, MBPOConfig
-from freerun.algorithms.replay import Steps
-from freerun.algorithms.sac import SAC, OffPolicy
-from freerun.algorithms.soft_agent import SACConfig
+from freerun.algorithms.mbpo.mbpo import MBPO
+from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
+from freerun.algorithms.sac.off_policy import OffPolicy
+from freerun.algorithms.sac.replay_buffer import StepBatch
+from freerun.algorithms.sac.sac import SAC
+from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.core import Acceleration, EnvSpec
 
 HOPPER = EnvSpec(
@@ -56,10 +58,10 @@ def fill(algorithm: OffPolicy, num_rows: int) -> None:
     obs = torch.randn((num_rows, 11), generator=generator)
     action = torch.rand((num_rows, 3), generator=generator) * 2 - 1
     change = 0.1 * torch.randn((num_rows, 11), generator=generator) + 0.05 * action.sum(dim=1, keepdim=True)
-    steps = Steps(obs, action, obs[:, 0] + action[:, 0], obs + change, torch.zeros(num_rows))
-    device = algorithm._device
-    algorithm._real.add(
-        Steps(*(part.to(device) for part in steps)), torch.zeros(num_rows, dtype=torch.int64).to(device)
+    steps = StepBatch(obs, action, obs[:, 0] + action[:, 0], obs + change, torch.zeros(num_rows))
+    device = algorithm.device
+    algorithm.real_buffer.add(
+        StepBatch(*(part.to(device) for part in steps)), torch.zeros(num_rows, dtype=torch.int64).to(device)
     )
 
 
@@ -99,28 +101,28 @@ def measure(acceleration: Acceleration, options: Options) -> dict[str, list[floa
     torch.set_float32_matmul_precision("high")
     sac = SAC(HOPPER, SACConfig(acceleration=acceleration, buffer_size=100_000), 0, device, False)
     fill(sac, 50_000)
-    rates = {"sac updates/s": rate(sac._learn, 1, device, options)}
+    rates = {"sac updates/s": rate(sac.take_gradient_steps, 1, device, options)}
     mbpo = make_mbpo(acceleration, device)
-    mbpo._dynamics.prepare(mbpo._real.newest(50_000))
-    rates["ensemble updates/s"] = rate(mbpo._dynamics._learn, 1, device, options)
-    mbpo._dynamics.hand_over(mbpo._model)
-    mbpo._rollouts.prepare(mbpo._real.draw(ROLLOUT_ROWS).steps.obs, mbpo._agent.weights)
-    rates["rollout rows/s"] = rate(mbpo._rollouts._step, ROLLOUT_ROWS, device, options)
+    mbpo.dynamics.prepare(mbpo.real_buffer.newest(50_000))
+    rates["ensemble updates/s"] = rate(mbpo.dynamics.take_gradient_steps, 1, device, options)
+    mbpo.dynamics.hand_over(mbpo.model)
+    mbpo.rollouts.prepare(mbpo.real_buffer.sample(ROLLOUT_ROWS).steps.obs, mbpo.agent.weights)
+    rates["rollout rows/s"] = rate(mbpo.rollouts.take_steps, ROLLOUT_ROWS, device, options)
     return rates
 
 
 def weights_after(acceleration: Acceleration, device: str, num_updates: int) -> dict[str, torch.Tensor]:
     sac = SAC(HOPPER, SACConfig(acceleration=acceleration, buffer_size=10_000), 0, device, False)
     fill(sac, 5_000)
-    sac._learn(num_updates)
+    sac.take_gradient_steps(num_updates)
     mbpo = make_mbpo(acceleration, device)
-    mbpo._dynamics.prepare(mbpo._real.newest(10_000))
-    mbpo._dynamics._learn(num_updates)
-    state = sac._agent.state_dict()
+    mbpo.dynamics.prepare(mbpo.real_buffer.newest(10_000))
+    mbpo.dynamics.take_gradient_steps(num_updates)
+    state = sac.agent.state_dict()
     return {
         "policy": state["actor"].cpu(),
         "critics": state["critics"].cpu(),
-        "ensemble": mbpo._dynamics._weights.detach().cpu(),
+        "ensemble": torch.cat([part.detach().reshape(-1) for part in mbpo.dynamics.ensemble.parameters()]).cpu(),
     }
 
 

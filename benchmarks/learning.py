@@ -21,7 +21,7 @@ import tyro
 from learning_report import Record, Table, draw, markdown
 from run_file import RunFile, versions
 
-from freerun.benching.machine import processor
+from freerun.tools.bench.load_meter import processor
 
 # ---------------------------------------------------------------------------------------------- what is compared
 
@@ -228,7 +228,7 @@ def run_sb3(plan: Plan) -> dict[str, Any]:
 
 def run_freerun(plan: Plan) -> dict[str, Any]:
     import freerun
-    import freerun.algorithms.ppo
+    import freerun.algorithms.ppo.ppo
     import freerun.experiment  # before the clock starts: imports are not training
 
     settings = {name: value for name, value in plan.settings.items() if name != "num_envs"}

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from freerun.tools.plots.drawing import can_draw
+
 
 @dataclass(frozen=True)
 class Record:
@@ -161,45 +163,30 @@ def _same_scores(table: Table) -> Iterator[str]:
 
 
 def draw(tables: Sequence[Table], reference: str, path: Path) -> None:
-    """A panel per task: the mean over seeds, and a band from the lowest to the highest."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
+    """Draw a plot for each task: the mean over seeds, and a band from the lowest to the highest."""
+    if not can_draw():
         print(f"left out {path}: matplotlib is not installed (--report-only draws it elsewhere)")
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
+    from pictures import make_plots, save
 
     labels = list(dict.fromkeys(label for table in tables for label in table.rows))
     others = [label for label in labels if label != reference]
-    colours = {reference: "black", **{label: f"C{number}" for number, label in enumerate(others)}}
-    num_columns = min(3, len(tables))
-    num_rows = math.ceil(len(tables) / num_columns)
-    figure, axes = pyplot.subplots(
-        num_rows, num_columns, figsize=(5 * num_columns, 3.6 * num_rows + 0.5), squeeze=False
-    )
-    for panel in axes.flat:
-        panel.set_axis_off()
-    for table, panel in zip(tables, axes.flat, strict=False):
-        panel.set_axis_on()
-        panel.set(title=table.task, xlabel="thousand steps", ylabel="return, last 100 episodes")
-        panel.xaxis.set_major_locator(MaxNLocator(6))
-        panel.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:.0f}")
-        panel.grid(alpha=0.3)
+    colors = {reference: "black", **{label: f"C{number}" for number, label in enumerate(others)}}
+    figure, plots = make_plots(len(tables))
+    for table, plot in zip(tables, plots, strict=True):
+        plot.set(title=table.task, xlabel="thousand steps", ylabel="return, last 100 episodes")
+        plot.xaxis.set_major_locator(MaxNLocator(6))
+        plot.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:.0f}")
         for label, records in table.rows.items():
             if records:
                 steps, curves = _on_common_steps(records)
                 width = 2.0 if label == reference else 1.2
-                panel.plot(steps, curves.mean(axis=0), color=colours[label], linewidth=width)
+                plot.plot(steps, curves.mean(axis=0), color=colors[label], linewidth=width)
                 low, high = curves.min(axis=0), curves.max(axis=0)
-                panel.fill_between(steps, low, high, color=colours[label], alpha=0.1, linewidth=0)
-    handles = [Line2D([], [], color=colours[label], label=label) for label in labels]
-    figure.legend(handles=handles, loc="lower center", ncols=min(len(handles), 2 * num_columns), frameon=False)
-    figure.tight_layout(rect=(0, 0.4 / figure.get_figheight(), 1, 1))
-    figure.savefig(path, dpi=120)
-    print(f"wrote {path}")
+                plot.fill_between(steps, low, high, color=colors[label], alpha=0.1, linewidth=0)
+    save(figure, path, [Line2D([], [], color=colors[label], label=label) for label in labels])
 
 
 def _on_common_steps(records: Sequence[Record]) -> tuple[Any, Any]:

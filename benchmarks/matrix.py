@@ -1,10 +1,9 @@
-"""Which mode for what: use cases, each stood for by an environment, and the mode that was measured to be fastest there.
+"""Writes the table that says which mode suits which use case. Each use case is represented by one environment.
 
-Reads what `freerun bench`, `cyber.py`, `tensor_modes.py` and `overlap.py` have left in benchmarks/results, and writes
-the table that the documentation shows. With `--run`, every use case of `freerun bench` that has no report yet is
-measured first (in all, under a quarter of an hour); `--again` measures those anew that have one. A mode is advised
-because it is the fastest; where the runs of several overlap, the one of them that `--mode auto` would prefer is, and
-the table says so.
+The table comes from the results of `freerun bench`, `cyber.py`, `tensor_modes.py` and `overlap.py` in
+benchmarks/results. With `--run`, every use case of `freerun bench` that has no report yet is measured first, which
+takes less than a quarter of an hour in all; `--again` also measures those that have one. The table advises the fastest
+mode. Where the runs of several modes overlap, it advises the one that `--mode auto` would prefer, and says so.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from typing import Any
 import tyro
 from tensor_modes import NUM_STEPS
 
-from freerun.benching import analysis, noise
-from freerun.benching.analysis import factor, percent
-from freerun.benching.command import bench
-from freerun.benching.options import ALL, BenchOptions
-from freerun.benching.results import Results
-from freerun.probing.auto import ONLY_IF_ASKED, PREFERENCE
+from freerun.settings.registry import find_mode
+from freerun.tools.bench import analysis, noise
+from freerun.tools.bench.analysis import factor, percent
+from freerun.tools.bench.bench_options import ALL, BenchOptions
+from freerun.tools.bench.bench_run import bench
+from freerun.tools.bench.results import Results
 
 HERE = Path(__file__).parent / "results"
 MANY_PER_WORKER = "freerun:envs_per_worker=32:segment_steps=125"
-"""The way that the README advises for quick environments."""
+"""The settings that the README advises for quick environments."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A mode with its settings: what it did in each run, and what it could have done at most."""
+    """A mode with its settings, its steps per second in each run, and the limit for them."""
 
     label: str
     rates: list[float]
@@ -53,49 +52,57 @@ class Contender:
 
 @dataclass(frozen=True)
 class Measured:
+    """All modes that were measured for one use case."""
+
     contenders: list[Contender]
     unit: str
     what: str
-    """Environment and size."""
+    """The environment and the number of workers or environments."""
     limit_name: str
     spread: float | None
-    """Of the limit between its runs: nothing is known better than this."""
+    """How much the limit varied between its runs. Smaller differences than this mean nothing."""
     report: str
     caveat: str = ""
 
 
 @dataclass(frozen=True)
 class UseCase:
+    """A line of the table."""
+
     name: str
     read: Callable[[Path], Measured]
     folder: str
-    """In benchmarks/results."""
+    """The folder in benchmarks/results that holds the measurement."""
     bench: dict[str, Any] = field(default_factory=dict)
-    """What `freerun bench` is run with, if it is what measures this."""
+    """The options of `freerun bench`; empty if another script measures this use case."""
 
 
 # ---------------------------------------------------------------------------------------------- what was measured
 
 
 def of_bench(folder: Path) -> Measured:
-    """The last number of workers of a report."""
+    """Read a report of `freerun bench`; its largest number of workers counts."""
     results = Results.read(folder)
     number = results.options.numbers()[-1]
     limit = analysis.limits(results, number)
     if limit is None:
         raise SystemExit(f"{folder} lacks the bare limit of {number} workers: measure it again with --again")
     contenders = [
-        Contender(case.label, case.values("steps_per_second"), limit.bare.middle) for case in results.of(number)
+        Contender(case.label, case.values("steps_per_second"), limit.bare.middle)
+        for case in results.measured_with(number)
     ]
     found = analysis.machine_noise(results)
     caveat = "" if found is None or found.word == "quiet" else f"the machine was {found.word}"
-    what = f"{results.options.env}, {analysis.counted(number)}"
+    what = f"{results.options.env}, {analysis.workers_text(number)}"
     return Measured(contenders, "steps/s", what, "the bare limit", limit.spread, "report.md", caveat)
 
 
 def of_cyber(folder: Path) -> Measured:
-    """The middle half of the stretches, each beside its own limit, on a machine as fast as it was at the median: what
-    the machine was faster or slower in between is taken out already."""
+    """Read the results of cyber.py, which measured the limit next to each stretch of training.
+
+    A stretch counts as its share of its own limit times the median limit, so that changes in the speed of the machine
+    cancel out. The quartiles of these rates stand for the runs.
+    """
     found = json.loads((folder / "cyber-cage2-v0.json").read_text())
     training = {
         mode: [stretch for run in runs["training"] for stretch in run["stretches"]]
@@ -107,12 +114,12 @@ def of_cyber(folder: Path) -> Measured:
         for mode, stretches in training.items()
         if stretches
     ]
-    what = f"{found['env']}, {analysis.counted(found['num_workers'])}"
+    what = f"{found['env']}, {analysis.workers_text(found['num_workers'])}"
     return Measured(contenders, "steps/s", what, "the bare limit", 0.0, "cyber-cage2-v0.md")
 
 
 def of_tensors(folder: Path) -> Measured:
-    """The most environments that were tried."""
+    """Read the results of tensor_modes.py; its largest number of environments counts."""
     found = json.loads((folder / "tensor_modes.json").read_text())
     case = found["cases"][-1]
     runs: dict[str, list[float]] = case["runs"]
@@ -124,11 +131,12 @@ def of_tensors(folder: Path) -> Measured:
     ]
     what = f"freerun/RoughDrone-v0 × {case['num_envs']:,} on one {found['machine']}"
     return Measured(
-        contenders, "steps/s", what, "the ideal max(Tc, Tl)", noise.spread(runs["collect"]), "tensor_modes.md"
+        contenders, "steps/s", what, "the ideal max(Tc, Tl)", noise.relative_spread(runs["collect"]), "tensor_modes.md"
     )
 
 
 def of_overlap(folder: Path) -> Measured:
+    """Read the results of overlap.py."""
     found = json.loads((folder / "overlap.json").read_text())
     options = found["options"]
     labels = {"in turn (batch, --max-lag 0)": "batch:max_lag=0", "v2 (batch)": "batch", "v1 (continuous)": "continuous"}
@@ -139,7 +147,7 @@ def of_overlap(folder: Path) -> Measured:
         contenders.append(Contender(labels[way], [steps / seconds for seconds in runs["both"]], steps / ideal))
     alone = found["ways"]["v2 (batch)"]["learn"]
     what = f"{options['env']} × {options['num_envs']}, {options['algo']}, {found['machine']}"
-    return Measured(contenders, "steps/s", what, "the ideal max(Tc, Tl)", noise.spread(alone), "overlap.md")
+    return Measured(contenders, "steps/s", what, "the ideal max(Tc, Tl)", noise.relative_spread(alone), "overlap.md")
 
 
 USE_CASES = (
@@ -178,23 +186,30 @@ USE_CASES = (
 
 @dataclass(frozen=True)
 class Advice:
+    """The mode to use, and those that it was compared with."""
+
     contender: Contender
     equals: list[Contender]
-    """Whose runs overlap with the fastest's, without the one that is advised."""
+    """The other modes whose runs overlap with those of the fastest."""
     next: Contender | None
-    """The fastest of those that are slower."""
+    """The fastest of the slower modes."""
+
+
+def why_not_auto(mode: str) -> str | None:
+    """Return the reason why `--mode auto` never chooses a mode; None where it may."""
+    return find_mode(mode).traits.why_not_auto
 
 
 def advise(measured: Measured) -> Advice:
-    """The fastest; of those that cannot be told from it, the one that `--mode auto` would prefer.
+    """Choose the fastest mode, or the one that `--mode auto` would prefer among those within the noise of the fastest.
 
-    Modes that are only for those who ask for them (they drop steps, or are for several machines) come last.
+    Modes that `auto` never chooses (they drop steps, or are for several machines) are chosen only if there is no other.
     """
-    able = [found for found in measured.contenders if found.mode not in ONLY_IF_ASKED] or measured.contenders
+    able = [found for found in measured.contenders if why_not_auto(found.mode) is None] or measured.contenders
     ranges = {found.label: noise.Range.of(found.rates, measured.spread) for found in able}
     fastest = max(able, key=lambda found: found.rate)
     equals = [found for found in able if not ranges[fastest.label].is_above(ranges[found.label])]
-    chosen = min(equals, key=lambda found: (PREFERENCE.index(found.mode), -found.rate))
+    chosen = min(equals, key=lambda found: (find_mode(found.mode).traits.preference, -found.rate))
     slower = [found for found in able if found not in equals]
     return Advice(
         chosen,
@@ -204,24 +219,25 @@ def advise(measured: Measured) -> Advice:
 
 
 def why(measured: Measured, advice: Advice) -> str:
+    """Say how fast the advised mode is, compared with its limit and the other modes."""
     best = advice.contender
-    parts = [f"{counted(best.rate)} {measured.unit}, {percent(best.rate / best.limit)} of {measured.limit_name}"]
+    parts = [f"{rate_text(best.rate)} {measured.unit}, {percent(best.rate / best.limit)} of {measured.limit_name}"]
     if advice.equals:
-        names = ", ".join(f"`{found.label}` ({counted(found.rate)})" for found in advice.equals)
+        names = ", ".join(f"`{found.label}` ({rate_text(found.rate)})" for found in advice.equals)
         parts.append(f"within the noise of {names}")
     if advice.next is not None and advice.next.rate < best.rate:
         parts.append(f"{factor(best.rate / advice.next.rate)} the next, `{advice.next.label}`")
-    left_out = [found for found in measured.contenders if found.mode in ONLY_IF_ASKED and found is not best]
-    parts += [f"`{found.label}` made {counted(found.rate)}, but {ONLY_IF_ASKED[found.mode]}" for found in left_out]
+    left_out = [found for found in measured.contenders if why_not_auto(found.mode) and found is not best]
+    parts += [f"`{found.label}` made {rate_text(found.rate)}, but {why_not_auto(found.mode)}" for found in left_out]
     return "; ".join([*parts, *([measured.caveat] if measured.caveat else [])])
 
 
-def counted(rate: float) -> str:
+def rate_text(rate: float) -> str:
     return f"{rate / 1e6:.1f} million" if rate >= 1e6 else f"{rate:,.0f}"
 
 
 def flags(label: str) -> str:
-    """What to type for it."""
+    """Return the flags of `freerun train` for a mode and its settings."""
     mode, *settings = label.split(":")
     words = [f"--{name.replace('_', '-')} {value}" for name, _, value in (each.partition("=") for each in settings)]
     return " ".join([f"--mode {mode}", *words])
@@ -278,7 +294,7 @@ class Options:
 
 
 def measure(case: UseCase, options: Options) -> None:
-    """Only the report is kept: its page and its pictures are large, and anybody can have their own."""
+    """Run `freerun bench` and keep report.json and report.md. The HTML page is large and can be made again."""
     settings = {**case.bench, **({} if options.max_minutes is None else {"max_minutes": options.max_minutes})}
     with tempfile.TemporaryDirectory() as folder:
         bench(BenchOptions(**settings, output=Path(folder)), lambda line: print(line, file=sys.stderr, flush=True))

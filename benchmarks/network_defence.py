@@ -22,8 +22,8 @@ import tyro
 from network_defence_cyborg import DiceReport, Simulator, replay
 from numpy.typing import NDArray
 
-from freerun.envs.defenders import DEFENDERS
-from freerun.envs.network_defence import ACTION_NAMES, NetworkDefence, NetworkDefenceVector
+from freerun_envs.defenders import DEFENDERS
+from freerun_envs.network_defence import ACTION_NAMES, NetworkDefence, NetworkDefenceVector
 
 RED_AGENTS = ("B_lineAgent", "RedMeanderAgent")
 HORIZONS = (30, 50, 100)

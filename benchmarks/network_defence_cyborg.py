@@ -13,15 +13,15 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from freerun.envs import network_red as red
-from freerun.envs.network_defence import (
+from freerun_envs import network_red as red
+from freerun_envs.network_defence import (
     FAVOURITE_CHANCE,
     NOTICE_DRAW,
     SERVICE_DRAW,
     TARGET_DRAW,
     NetworkDefenceVector,
 )
-from freerun.envs.network_hosts import HOSTS, NUM_HOSTS, SERVICE_MEMBERS, SERVICES, SUBNETS, USER0
+from freerun_envs.network_hosts import HOSTS, NUM_HOSTS, SERVICE_MEMBERS, SERVICES, SUBNETS, USER0
 
 NUM_STEPS = 100
 KINDS = {
@@ -119,7 +119,7 @@ def replay(path: Path, red_agent: str, num_episodes: int) -> DiceReport:
         for step in range(NUM_STEPS):
             action = busy_defender(obs, rng)
             obs, reward = simulator.step(action)
-            network._draws[0, step] = fitting_draws(network, simulator, step)
+            network.draws[0, step] = fitting_draws(network, simulator, step)
             again = network.step(np.array([action]))
             report.num_steps += 1
             report.num_equal += bool(
@@ -143,17 +143,17 @@ def fitting_draws(network: NetworkDefenceVector, simulator: Simulator, step: int
     """Random numbers with which NetworkDefence's red does what CybORG's has done, as far as there are any."""
     kind, hosts, service = simulator.red_move()
     host = hosts.bit_length() - 1
-    if isinstance(network._red, red.BLineAgent) and step == 1:  # the first host is drawn at the reset
-        network._red._route[0] = host - USER0 - 1
+    if isinstance(network.red, red.BLineAgent) and step == 1:  # the first host is drawn at the reset
+        network.red.route[0] = host - USER0 - 1
     draws = np.zeros(3)
     draws[NOTICE_DRAW] = simulator.notice_draw
     for target_draw in (np.arange(1000) + 0.5) / 1000:
-        chosen_kind, chosen_host = network._red.choose(np.array([target_draw]))
+        chosen_kind, chosen_host = network.red.choose(np.array([target_draw]))
         if chosen_kind[0] == kind and hosts >> int(chosen_host[0]) & 1:
             draws[TARGET_DRAW] = target_draw
             break
     if service is not None:
-        found = list(dict.fromkeys(SERVICE_MEMBERS[network._found[host]].tolist()))
+        found = list(dict.fromkeys(SERVICE_MEMBERS[network.found_services[host]].tolist()))
         if service in found[1:]:
             place = (found.index(service) - 0.5) / (len(found) - 1)
             draws[SERVICE_DRAW] = FAVOURITE_CHANCE + (1 - FAVOURITE_CHANCE) * place

@@ -23,13 +23,13 @@ import gymnasium
 import numpy as np
 import tyro
 
-import freerun.envs  # noqa: F401 - registers Straggler
-from freerun.algorithms.actor import ActorSpec, MLPActor
-from freerun.collectors.rollout import Rollout, in_order
-from freerun.collectors.solo import Solo
-from freerun.envs.gymnasium import GymnasiumFactory
+import freerun.adapters.catalog  # noqa: F401 - registers Straggler
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
+from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.transport import processes
-from freerun.transport.weights import WeightsBoard
+from freerun.transport.weights_board import WeightsBoard
 
 TWO_MEGABYTES = 2_000_000 // 4
 NUM_PROCESSES = 100
@@ -70,10 +70,10 @@ def worker(env_id: str, num_envs: int, segment_steps: int | None) -> Advance:
     policy.load(np.random.default_rng(0).normal(0, 0.1, policy.weights.size).astype(np.float32))
     rollout: Any
     if num_envs == 1:
-        rollout = Solo(factory.make_lane(), factory.spec, policy, run_seed=0)
+        rollout = SingleEnvRollout(factory.make_one(), factory.spec, policy, run_seed=0)
     else:
         rollout = Rollout(factory.make(num_envs), policy, run_seed=0)
-    numbers = in_order(itertools.count())
+    numbers = next_from(itertools.count())
     segments = rollout.episodes(numbers) if segment_steps is None else rollout.segments(segment_steps, numbers)
     return lambda: int(next(segments).num_steps)
 
@@ -157,7 +157,9 @@ def measure(options: Options) -> dict[str, Any]:
             {"case": name, "bare_microseconds": 1e6 * bare_seconds, "worker_microseconds": 1e6 * worker_seconds}
         )
         print(rows[-1], flush=True)
-    processes.preload(["freerun.collectors.worker", "freerun.envs.gymnasium", "freerun.envs.straggler"])
+    processes.preload(
+        ["freerun.collecting.workers.worker", "freerun.adapters.gymnasium_envs", "freerun_envs.straggler"]
+    )
     straggler = "freerun/Straggler-v0"
     for name, segment_steps in (("whole episodes", None), ("segments of 20", 20)):
         bare_seconds, bare_rate = crowd(bare, straggler)

@@ -21,10 +21,10 @@ from typing import Any, Literal
 import torch
 import tyro
 
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import AnySegment, Counts, Demand, FloatArray, Segment
-from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.experiment import run
-from freerun.registry import ALGORITHMS, make_config
+from freerun.settings.registry import ALGORITHMS, make_config
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
 from freerun.training import train
@@ -124,8 +124,8 @@ class NoBooks(Ledger):
 
 
 def canned_segments(options: Options) -> list[Segment]:
-    from freerun.algorithms.actor import ActorSpec, MLPActor
-    from freerun.collectors.rollout import Rollout
+    from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
+    from freerun.collecting.rollouts.rollout import Rollout
 
     factory = GymnasiumFactory(options.env)
     policy = MLPActor(ActorSpec.squashed(factory.spec, options.hidden_sizes, "relu"), scalar_actions=False)

@@ -18,24 +18,17 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import tyro
+from turn_taking import TURN_SECONDS, Training, take_turns
 
-from freerun.probing.auto import ENOUGH_WORKERS
+from freerun.tools.probe.auto_mode import ENOUGH_WORKERS
 
-TURN_SECONDS = 1.0
-WARM_UP_UPDATES = 2
-FEWEST_UPDATES = 2
-"""That count, in runs whose updates take long."""
-START_SECONDS = 300.0
 CONTENDS = 0.9
 NEVER_CHOSEN = ("ray", "continuous")
 """Modes that `auto` leaves out unless they are asked for."""
@@ -94,114 +87,32 @@ class Chosen:
 # ---------------------------------------------------------------------------------------------- a run
 
 
-class Training:
-    """`freerun train`, which goes on only when it is its turn."""
-
-    def __init__(self, case: Case, extra: Sequence[str]):
-        self.case = case
-        self._folder = tempfile.TemporaryDirectory()
-        run_dir = Path(self._folder.name) / "run"
-        workers = {
-            "continuous": ["--num-collectors", str(case.num_workers), "--max-queue-size", str(SMALL_QUEUE)],
-            "sequential": [],
-            "batch": [],
-        }.get(case.mode, ["--num-workers", str(case.num_workers)])
-        quiet = ["--total-steps", str(10**9), "--checkpoint-every", "never", "-q", "--run-dir", str(run_dir)]
-        command = [sys.executable, "-m", "freerun", "train", case.env, "--mode", case.mode, *workers, *extra, *quiet]
-        self._errors = Path(self._folder.name) / "errors"
-        with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(command, stdout=errors, stderr=errors)
-        self._metrics = run_dir / "metrics.jsonl"
-        self._awake = 0.0
-        self._marks: list[tuple[float, int]] = []  # an update's end, by the seconds in which it went on, and its step
-
-    def __enter__(self) -> Training:
-        return self
-
-    def warm_up(self) -> None:
-        """Until its first updates are over."""
-        deadline = time.monotonic() + START_SECONDS
-        while len(self._marks) <= WARM_UP_UPDATES:
-            self.go_on(TURN_SECONDS)
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{self.case.env} in mode {self.case.mode} made no update in {START_SECONDS:.0f} s")
-
-    def turn(self, seconds: float) -> None:
-        self._tell(signal.SIGCONT)
-        self.go_on(seconds)
-        self.rest()
-
-    def rest(self) -> None:
-        self._tell(signal.SIGSTOP)
-
-    def go_on(self, seconds: float) -> None:
-        began, before = time.perf_counter(), self._awake
-        while self._awake < before + seconds:
-            if self._process.poll() is not None:
-                raise SystemExit(f"{self.case.env} in mode {self.case.mode} ended:\n{self._errors.read_text()}")
-            time.sleep(0.01)
-            self._awake = before + time.perf_counter() - began
-            self._look()
-
-    def _look(self) -> None:
-        if self._metrics.exists():
-            lines = self._metrics.read_bytes().split(b"\n")[:-1]
-            self._marks += [(self._awake, json.loads(line)["step"]) for line in lines[len(self._marks) :]]
-
-    def is_done(self, seconds: float) -> bool:
-        first, last = self._marks[WARM_UP_UPDATES], self._marks[-1]
-        return last[0] - first[0] >= seconds and len(self._marks) > WARM_UP_UPDATES + FEWEST_UPDATES
-
-    @property
-    def rate(self) -> float:
-        first, last = self._marks[WARM_UP_UPDATES], self._marks[-1]
-        return (last[1] - first[1]) / (last[0] - first[0])
-
-    def _tell(self, what: signal.Signals) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            parent = psutil.Process(self._process.pid)
-            for process in (parent, *parent.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.send_signal(what)
-
-    def __exit__(self, *failure: object) -> None:
-        self._process.send_signal(signal.SIGTERM)  # noticed when it goes on
-        self._tell(signal.SIGCONT)
-        try:
-            self._process.wait(30.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            raise
-        finally:
-            self._folder.cleanup()
-
-
 def train(cases: Sequence[Case], extra: Sequence[str], seconds: float, in_turns: bool) -> None:
     """Each of them for so many seconds."""
     if not in_turns:
         most = max(case.predicted[-1] for case in cases)
         contenders = [case for case in cases if case.predicted[-1] > CONTENDS * most]
         for case in (*cases, *contenders, *contenders):
-            with Training(case, extra) as training:
+            with Training(flags_of(case, extra)) as training:
                 training.warm_up()
                 while not training.is_done(seconds):
                     training.go_on(TURN_SECONDS)
             case.measured.append(training.rate)
         return
     with contextlib.ExitStack() as stack:
-        trainings = []
-        for case in cases:
-            training = stack.enter_context(Training(case, extra))
-            training.warm_up()
-            training.rest()
-            trainings.append(training)
-        unfinished = trainings
-        while unfinished:
-            for training in unfinished:
-                training.turn(TURN_SECONDS)
-            unfinished = [training for training in unfinished if not training.is_done(seconds)]
-    for training in trainings:
-        training.case.measured.append(training.rate)
+        trainings = [stack.enter_context(Training(flags_of(case, extra))) for case in cases]
+        take_turns(trainings, seconds)
+    for case, training in zip(cases, trainings, strict=True):
+        case.measured.append(training.rate)
+
+
+def flags_of(case: Case, extra: Sequence[str]) -> list[str]:
+    workers = {
+        "continuous": ["--num-collectors", str(case.num_workers), "--max-queue-size", str(SMALL_QUEUE)],
+        "sequential": [],
+        "batch": [],
+    }.get(case.mode, ["--num-workers", str(case.num_workers)])
+    return [case.env, "--mode", case.mode, *workers, *extra]
 
 
 # ---------------------------------------------------------------------------------------------- an environment

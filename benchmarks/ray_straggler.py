@@ -56,16 +56,16 @@ class Options:
 
 def measure_efficiency(policy: str, num_workers: int, num_updates: int) -> dict[str, float]:
     import freerun
-    from freerun.collectors.ray import RayActors
+    from freerun.collecting.modes.ray_mode import RayActors
 
     noted: dict[str, float] = {}
     close = RayActors.close
 
     def noting_close(self: RayActors) -> None:
-        noted.update(publish_seconds=self.publish_seconds, weights_seconds=self.weights_seconds)
+        noted.update(publish_seconds=self.workers.publish_seconds, weights_seconds=self.workers.weights_seconds)
         close(self)
 
-    RayActors.close = noting_close  # type: ignore[method-assign]
+    RayActors.close = noting_close  # type: ignore[method-assign, assignment]
     memory: list[float] = []
     threading.Thread(target=_look_at_memory, args=(memory, num_workers), daemon=True).start()
     started = time.perf_counter()
@@ -127,7 +127,7 @@ def measure_nodes(num_nodes: int) -> dict[str, float]:
     from ray.cluster_utils import Cluster
 
     import freerun
-    from freerun.collectors.ray_cluster import private_environment
+    from freerun.collecting.ray.ray_cluster import private_environment
 
     num_workers = 2 * num_nodes
     settings: dict[str, Any] = {

@@ -17,11 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib as mpl
 import tyro
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from pictures import make_plots, save
 
 POLL_SECONDS = 0.5
 
@@ -215,27 +212,26 @@ def markdown(options: Options, records: list[dict[str, Any]]) -> str:
 
 
 def draw(options: Options, records: list[dict[str, Any]], path: Path) -> None:
-    figure, axes = plt.subplots(1, len(options.tasks), figsize=(5.5 * len(options.tasks), 4), squeeze=False)
-    for axis, task in zip(axes[0], options.tasks, strict=True):
+    """Draw a plot for each task: a faint line for each seed, the median of each system bold."""
+    figure, plots = make_plots(len(options.tasks))
+    for plot, task in zip(plots, options.tasks, strict=True):
         for number, system in enumerate(options.systems):
             runs = [record for record in records if (record["task"], record["system"]) == (task, system)]
             by_step: dict[int, list[float]] = {}
             for record in runs:
-                axis.plot(*zip(*record["curve"], strict=True), color=f"C{number}", alpha=0.2, linewidth=0.8)
+                plot.plot(*zip(*record["curve"], strict=True), color=f"C{number}", alpha=0.2, linewidth=0.8)
                 for steps, score in record["curve"]:
+                    # Trials of different seeds come a few steps apart: those within a hundred steps belong together.
                     by_step.setdefault(round(steps, -2), []).append(score)
             points = [
                 (steps, median(scores)) for steps, scores in sorted(by_step.items()) if 2 * len(scores) > len(runs)
             ]
             if points:
-                axis.plot(*zip(*points, strict=True), color=f"C{number}", label=system, linewidth=2)
+                plot.plot(*zip(*points, strict=True), color=f"C{number}", label=system, linewidth=2)
         if TASKS[task].reference:
-            axis.plot(*zip(*TASKS[task].reference, strict=True), "k--", marker="o", label="original code", linewidth=1)
-        axis.set(title=task, xlabel="real steps", ylabel="return (most likely actions)")
-        axis.grid(alpha=0.3)
-        axis.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+            plot.plot(*zip(*TASKS[task].reference, strict=True), "k--", marker="o", label="original code", linewidth=1)
+        plot.set(title=task, xlabel="real steps", ylabel="return (most likely actions)")
+    save(figure, path)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ import psutil
 import tyro
 from run_file import versions
 
-from freerun.benching.machine import processor
+from freerun.tools.bench.load_meter import processor
 
 WORKERS = (10, 100, 1_000, 10_000)
 SMALL_STEPS, LARGE_STEPS = 16, 8192
@@ -112,17 +112,16 @@ def linear(small: tuple[float, float], large: tuple[float, float]) -> tuple[floa
 
 def measure_segments(mode: str, steps: int, messages: int) -> tuple[float, float, float]:
     """Bytes of a segment, and what one costs the learner's process and Ray's."""
-    from freerun import registry
-    from freerun.algorithms.actor import ActorSpec, MLPActor
+    from freerun.adapters.gymnasium_envs import GymnasiumFactory
+    from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
     from freerun.core import SEGMENT_ARRAYS, CollectorSettings, Demand, Segment
-    from freerun.envs.gymnasium import GymnasiumFactory
+    from freerun.settings import registry
 
     factory = GymnasiumFactory("CartPole-v1")
     policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
     entry = registry.MODES[mode]
-    collector = entry.load()(
-        factory, policy, CollectorSettings(2, None, seed=0), entry.load_config()(segment_steps=steps)
-    )
+    options: Any = entry.load_config()
+    collector = entry.load()(factory, policy, CollectorSettings(2, None, seed=0), options(segment_steps=steps))
     try:
         collector.publish(policy.weights, 0)
         (segment, *_) = collector.collect(Demand(steps=8 * steps))
@@ -155,8 +154,8 @@ def helpers_seconds() -> float:
 def measure_publish() -> tuple[float, float]:
     import ray
 
-    from freerun.collectors.ray_cluster import connect
-    from freerun.collectors.ray_config import RayConfig
+    from freerun.collecting.ray.ray_cluster import connect
+    from freerun.collecting.ray.ray_config import RayConfig
 
     connection = connect(RayConfig(), 1)
     found = []
@@ -175,8 +174,8 @@ def measure_update(peers: Any = None, width: int = 100, **config: Any) -> float:
     import torch
     from gymnasium import spaces
 
-    from freerun.algorithms.ppo import PPO
-    from freerun.algorithms.ppo_config import PPOConfig
+    from freerun.algorithms.ppo.ppo import PPO
+    from freerun.algorithms.ppo.ppo_config import PPOConfig
     from freerun.core import EnvSpec, Segment
 
     torch.set_num_threads(1)
@@ -216,10 +215,11 @@ def per_call(function: Callable[[], Any], repeats: int) -> float:
 def sum_often(index: int, port: int, server: Any, sink: Any) -> None:
     import torch
 
-    from freerun.transport.peers import Place, TorchPeers
+    from freerun.transport.learner_place import LearnerPlace
+    from freerun.transport.torch_learners import TorchLearnerGroup
 
     torch.set_num_threads(1)
-    peers = TorchPeers(Place(index, 2, "127.0.0.1", port, index, 2), "cpu", server)
+    peers = TorchLearnerGroup(LearnerPlace(index, 2, "127.0.0.1", port, index, 2), "cpu", server)
     found = []
     for size in GRADIENT_FLOATS:
         tensor = torch.zeros(size)
@@ -233,7 +233,7 @@ def sum_often(index: int, port: int, server: Any, sink: Any) -> None:
 
 def measure_two_learners() -> tuple[tuple[float, float], dict[str, float]]:
     """What a sum costs them, and their updates per step."""
-    from freerun.transport.peers import listen
+    from freerun.transport.torch_learners import listen
 
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 import tyro
 
-from freerun.algorithms.ppo import PPO
-from freerun.algorithms.ppo_config import PPOConfig
-from freerun.capture import Repeated, fused
-from freerun.collectors.tensor_rollout import TensorRollout
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.collecting.tensors.tensor_rollout import TensorRollout
 from freerun.core import Acceleration, TensorSegment
-from freerun.envs.drone_sim import RoughDroneSim
+from freerun.cuda_graphs import GraphedStep, fused
 from freerun.experiment import run
-from freerun.registry import make_config
+from freerun.settings.registry import make_config
+from freerun_envs.drone_sim import RoughDroneSim
 
 NUM_STEPS = 24
 MODES = ("sync", "batch", "continuous")
@@ -119,7 +119,7 @@ def parts(case: Case) -> dict[str, float]:
         for _ in range(NUM_STEPS):
             step(action)
 
-    alone = Repeated(steps, sim.device, (), "graph")
+    alone = GraphedStep(steps, sim.device, (), "graph")
     learner, rollout = case.make(1)
     segment = rollout.collect()
     learner_of_two, _ = case.make(2)

@@ -176,10 +176,10 @@ def measure(case: Case) -> Figures:
 
 def bare_step(env_id: str) -> tuple[float, bool]:
     """Mean wall seconds of a step with random actions, resets included; and whether it mostly waits."""
-    from freerun.benching import bare
-    from freerun.envs.gymnasium import GymnasiumFactory
+    from freerun.adapters.gymnasium_envs import GymnasiumFactory
+    from freerun.tools.bench import bare_limit
 
-    found = bare.measure(GymnasiumFactory(env_id), 1, BARE_SECONDS)
+    found = bare_limit.measure(GymnasiumFactory(env_id), 1, BARE_SECONDS)
     step_seconds = 1 / found["steps_per_second"]
     return step_seconds, found["cpu_seconds_per_step"] < 0.5 * step_seconds
 
@@ -293,12 +293,9 @@ def segments(case: dict[str, Any]) -> str:
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Efficiency against the number of workers on Straggler: how much of their time workers do not wait."""
-    import matplotlib
+    from pictures import make_plots, save
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9.5, 4.2), layout="constrained")
+    figure, (plot,) = make_plots(1, inches=(7.5, 5.0))
     lines: dict[str, list[tuple[int, float, float, float]]] = {}
     for case in report["cases"]:
         if case["env"] == "freerun/Straggler-v0" and case["num_epochs"] == 4 and case["mode"] != "sequential":
@@ -307,22 +304,18 @@ def draw(report: dict[str, Any], path: Path) -> None:
             label += segments(case)
             point = (case["num_workers"], statistics.median(efficiency), efficiency[0], efficiency[-1])
             lines.setdefault(label, []).append(point)
-    colours = {"sync": "#888888", "pipes": "#1f77b4", "executor": "#d62728", "freerun": "#2ca02c"}
+    colors = {"sync": "#888888", "pipes": "#1f77b4", "executor": "#d62728", "freerun": "#2ca02c"}
     for label, points in lines.items():
         workers, middle, low, high = zip(*sorted(points), strict=True)
         style = "--" if "lag 0" in label else "-" if "segments" in label or "freerun" not in label else ":"
-        colour = colours[label.split(",")[0]]
-        axes.plot(workers, middle, style, marker="o", markersize=4, color=colour, label=label)
-        axes.fill_between(workers, low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.axhline(100, color="black", linewidth=0.8)
-    axes.set(xlabel="workers", ylabel="time that environments are stepped (%)", ylim=(0, 105))
-    axes.set_title(
-        f"Slow, uneven environment (10 ms a step, up to 50), PPO training, {report['machine']['cores']} cores",
-        fontsize=10,
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, fontsize=9, loc="outside right upper")
-    figure.savefig(path, dpi=150)
+        color = colors[label.split(",")[0]]
+        plot.plot(workers, middle, style, marker="o", markersize=4, color=color, label=label)
+        plot.fill_between(workers, low, high, color=color, alpha=0.12, linewidth=0)
+    plot.axhline(100, color="black", linewidth=0.8)
+    plot.set(xlabel="workers", ylabel="time that environments are stepped (%)", ylim=(0, 105))
+    cores = report["machine"]["cores"]
+    plot.set_title(f"Slow, uneven environment (10 ms a step, up to 50), PPO training, {cores} cores", fontsize=10)
+    save(figure, path)
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from time_to_score_systems import num_envs
 
+from freerun.tools.plots.drawing import can_draw
+
 Point = tuple[int, float, float, int]
 """Steps, seconds, mean return of the last 100 episodes, and episodes so far."""
 FloatArray = NDArray[np.float64]
@@ -164,46 +166,36 @@ def _versions(tables: Sequence[Table]) -> Iterator[str]:
 
 # ---------------------------------------------------------------------------------------------- picture
 
-COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
+COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
 
 
 def draw(tables: Sequence[Table], path: Path) -> None:
-    """A panel per task: a thin line per seed, the median bold, a dot where it reaches the score."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
+    """Draw a plot for each task: a thin line for each seed, the median bold, a dot where it reaches the score."""
+    if not can_draw():
         print(f"left out {path}: matplotlib is not installed (--report-only draws it elsewhere)")
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.lines import Line2D
+    from pictures import make_plots, save
 
     labels = list(dict.fromkeys(label for table in tables for label in table.rows))
-    colours = dict(zip(labels, COLOURS, strict=False))
-    figure, axes = pyplot.subplots(1, len(tables), figsize=(5 * len(tables), 4.2), squeeze=False)
-    for table, panel in zip(tables, axes.flat, strict=True):
-        panel.set(title=table.task, xlabel="seconds of training", ylabel="return, mean of the last 100 episodes")
-        panel.axhline(table.score, color="black", linestyle=":", linewidth=1)
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
+    colors = dict(zip(labels, COLORS, strict=False))
+    figure, plots = make_plots(len(tables))
+    for table, plot in zip(tables, plots, strict=True):
+        plot.set(title=table.task, xlabel="seconds of training", ylabel="return, mean of the last 100 episodes")
+        plot.axhline(table.score, color="black", linestyle=":", linewidth=1)
         for label, records in table.rows.items():
             for record in records:
                 curve = np.array(record.curve)
-                panel.plot(curve[:, 1], curve[:, 2], color=colours[label], linewidth=0.8, alpha=0.35)
+                plot.plot(curve[:, 1], curve[:, 2], color=colors[label], linewidth=0.8, alpha=0.35)
             if records:
                 seconds, median = _median_curve(records)
-                panel.plot(seconds, median, color=colours[label], linewidth=2.4)
+                plot.plot(seconds, median, color=colors[label], linewidth=2.4)
             if math.isfinite(reached := table.seconds_to_score(label)):
-                panel.plot([reached], [table.score], "o", color=colours[label], markeredgecolor="white", zorder=5)
-        panel.set_xlim(left=0)
-    handles = [Line2D([], [], color=colours[label], linewidth=2.4, label=label) for label in labels]
+                plot.plot([reached], [table.score], "o", color=colors[label], markeredgecolor="white", zorder=5)
+        plot.set_xlim(left=0)
+    handles = [Line2D([], [], color=colors[label], linewidth=2.4, label=label) for label in labels]
     handles.append(Line2D([], [], color="black", linestyle=":", linewidth=1, label="score to be reached"))
-    num_columns = min(len(handles), 2 * len(tables))
-    legend_inches = 0.25 * math.ceil(len(handles) / num_columns) + 0.1
-    figure.legend(handles=handles, loc="lower center", ncols=num_columns, frameon=False)
-    figure.tight_layout(rect=(0, legend_inches / figure.get_figheight(), 1, 1))
-    figure.savefig(path, dpi=130)
-    print(f"wrote {path}")
+    save(figure, path, handles)
 
 
 def _median_curve(records: Sequence[Record]) -> tuple[FloatArray, FloatArray]:

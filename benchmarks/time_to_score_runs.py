@@ -20,7 +20,7 @@ from run_file import RunFile, versions
 from time_to_score_report import Point, Record
 from time_to_score_systems import REFERENCE, SYSTEMS, TASKS, Run
 
-from freerun.benching.machine import processor
+from freerun.tools.bench.load_meter import processor
 
 MIN_EPISODES = 20
 STARTUP_LIMIT_SECONDS = 120.0

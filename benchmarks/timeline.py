@@ -10,9 +10,9 @@ from pathlib import Path
 
 import tyro
 
-from freerun.cli import main as freerun
 from freerun.persistence.files import read_json
-from freerun.telemetry.timeline import STATE_NAMES, Recording
+from freerun.telemetry.timeline import STATE_NAMES, RecordedTimeline
+from freerun.tools.cli.main import main as freerun
 
 MODES = ("sync", "freerun")
 
@@ -37,7 +37,7 @@ def train(mode: str, run_dir: Path, options: Options) -> None:
 def table(run_dirs: list[Path]) -> str:
     lines = ["| mode | steps/s | " + " | ".join(STATE_NAMES) + " |", "| --- | ---: |" + " ---: |" * len(STATE_NAMES)]
     for path in run_dirs:
-        recording, summary = Recording.of(path), read_json(path / "summary.json")
+        recording, summary = RecordedTimeline.of(path), read_json(path / "summary.json")
         assert recording is not None
         grid = recording.grid()
         spent = grid.cells(0.0, grid.seconds, 1)[: summary["num_workers"]].sum(axis=(0, 1))

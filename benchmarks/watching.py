@@ -27,10 +27,10 @@ import psutil
 import tyro
 
 from freerun.core import Counts, State
-from freerun.telemetry.machine import Machine
-from freerun.telemetry.timeline import EVERY_SECONDS, Timeline
+from freerun.telemetry.machine_load import MachineLoad
+from freerun.telemetry.timeline_recorder import EVERY_SECONDS, TimelineRecorder
 from freerun.transport import processes
-from freerun.transport.tracks import Tracks
+from freerun.transport.state_tracks import SharedTracks
 
 WAYS = ("bare", "timeline", "page")
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -62,30 +62,30 @@ class Options:
 
 def note_microseconds() -> float:
     """Of a change of state; the lowest of several, for noise only adds."""
-    tracks = Tracks(processes.context(), ["worker 0"])
+    tracks = SharedTracks(processes.context(), ["worker 0"])
     rates = []
     for _ in range(20):
         started = time.perf_counter()
         for _ in range(5000):
-            tracks.enter(0, State.BUSY)
-            tracks.enter(0, State.WAITING_FOR_SLOT)
+            tracks.set_state(0, State.BUSY)
+            tracks.set_state(0, State.WAITING_FOR_SLOT)
         rates.append((time.perf_counter() - started) / 10_000)
     return 1e6 * min(rates)
 
 
 def timeline_percent_of_a_core() -> float:
     """For 100 workers that each change their state eight times a second; the lowest of several looks."""
-    tracks = Tracks(processes.context(), [f"worker {worker}" for worker in range(NUM_WORKERS)])
+    tracks = SharedTracks(processes.context(), [f"worker {worker}" for worker in range(NUM_WORKERS)])
     looks = []
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Timeline(Path(folder) / "timeline.jsonl", tracks, Counts, Machine(None))
+        recorder = TimelineRecorder(Path(folder) / "timeline.jsonl", tracks, Counts, MachineLoad(None))
         for number in range(30):
             for worker in range(NUM_WORKERS):
                 for change in range(4):
                     moment = time.perf_counter() + 0.02 * (4 * number + change)
-                    tracks.enter(worker, State(change % 2), at=moment)
+                    tracks.set_state(worker, State(change % 2), at=moment)
             started = time.thread_time()
-            recorder._look(recorder._reader.read())
+            recorder.record()
             looks.append(time.thread_time() - started)
         recorder.close()
     return 100 * min(looks) / EVERY_SECONDS
@@ -94,9 +94,10 @@ def timeline_percent_of_a_core() -> float:
 TRAIN = """
 import json, sys
 from dataclasses import replace
-from freerun import experiment, pool, recording
+from freerun import experiment
 from freerun.core import NoTracks
-from freerun.registry import make_config
+from freerun.run import outputs, pool
+from freerun.settings.registry import make_config
 settings, way = json.loads(sys.argv[1]), sys.argv[2]
 if way == "bare":
     class NoTimeline:
@@ -104,7 +105,7 @@ if way == "bare":
         def close(self): pass
     made = pool.CollectorSettings
     pool.CollectorSettings = lambda *parts, **named: replace(made(*parts, **named), tracks=NoTracks())
-    recording.Timeline = NoTimeline
+    outputs.TimelineRecorder = NoTimeline
 result = experiment.run(make_config({**settings, "watch": way == "page", "quiet": False, "display": "lines"}))
 print("RATE", result.summary["steps_per_second"])
 """

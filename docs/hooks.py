@@ -6,6 +6,7 @@ site, and those to files that are no page (the code) become plain text.
 
 from __future__ import annotations
 
+import logging
 import os
 import posixpath
 import re
@@ -16,6 +17,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+logger = logging.getLogger("mkdocs.hooks.freerun")
+"""`mkdocs build --strict` counts the warnings of every logger below `mkdocs` as errors."""
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
 AT_ROOT = ("ARCHITECTURE.md", "CHANGELOG.md")
@@ -26,6 +29,8 @@ SHOWN_ELSEWHERE = f"{RESULTS}/matrix/matrix.md"
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 INCLUDED = re.compile(r"^<!-- (examples/\w+\.py) -->$", re.MULTILINE)
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
+LIST_ITEM = re.compile(r" {0,3}(?:[-*+]|1[.)])\s")
+"""What may begin a list. A line that begins with another number than 1 mostly ends a sentence, as a year does."""
 
 
 def _taken() -> list[str]:
@@ -42,6 +47,30 @@ def _title(path: str) -> str:
 def _code(included: re.Match[str]) -> str:
     path = included.group(1)
     return f'## The whole file\n```python title="{path}"\n{(ROOT / path).read_text(encoding="utf-8")}```'
+
+
+def run_on_blocks(markdown: str) -> list[int]:
+    """Numbers of the lines where a list or a table begins that is rendered as running text with what stands above.
+
+    Python-Markdown needs an empty line or a heading before either. GitHub does not, so it is easily missed.
+    """
+    found = []
+    is_code, block = False, ""
+    for number, line in enumerate(markdown.splitlines(), start=1):
+        kind = "list" if LIST_ITEM.match(line) else "table" if line.startswith("|") else "text"
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+            block = "list" if line.startswith(" ") else "text"  # a code block counts as text
+        elif is_code:
+            continue
+        elif line.startswith(("#", "<!--")) or not line.strip():
+            block = ""
+        elif not block:
+            block = "list" if line.startswith("    ") else kind  # an indented block continues an item
+        elif kind != block and (kind == "table" or (kind == "list" and block != "list")):
+            found.append(number)
+            block = kind  # one report for the whole list or table
+    return found
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -61,6 +90,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = page.file.src_uri
     if here in ALONE:
         page.meta["hide"] = ["navigation"]
+    for number in run_on_blocks(markdown):
+        logger.warning("%s, line %d: put an empty line before this list or table: it is rendered as text", here, number)
     in_repository = here if here in _taken() else f"docs/{here}"
 
     def mend(link: re.Match[str]) -> str:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 import freerun
-from freerun.algorithms.actor import ActorSpec, MLPActor
-from freerun.algorithms.batch import join
-from freerun.algorithms.networks import ActorCritic
-from freerun.core import AnySegment, Demand, EnvSpec, Metrics, Peers
+from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
+from freerun.algorithms.policies.networks import ActorCritic
+from freerun.algorithms.ppo.flat_batch import flatten_segments
+from freerun.core import AlgorithmTraits, AnySegment, Demand, EnvSpec, LearnerGroup, Metrics
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class ReinforceConfig:
     """Adam's step size."""
     gamma: float = 0.99
     """Discount per step."""
-    default_max_lag: ClassVar[int] = 0
-    """Nothing here corrects for older weights: so workers wait while the learner updates."""
 
 
 class Reinforce:
     """REINFORCE (Williams 1992), with a value function as its baseline."""
 
     Config = ReinforceConfig
+    # Nothing here corrects for older weights: so --max-lag is 0, and workers wait while the learner updates.
+    traits = AlgorithmTraits(on_policy=True, default_max_lag=0, counts_episodes=True)
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Reinforce:
         seed: int,
         device: str,
         deterministic: bool,
-        peers: Peers | None = None,
+        learner_group: LearnerGroup | None = None,
     ):
         self.config = config
         self._device = torch.device(device)
@@ -56,7 +56,7 @@ class Reinforce:
             torch.manual_seed(seed)
             self._net = ActorCritic(spec).to(self._device)
         self._optimizer = torch.optim.Adam(self._net.parameters(), config.learning_rate)
-        # What travels to the workers: the same network in numpy, all weights in one flat buffer.
+        # The policy travels to the workers: the same network in numpy, with all weights in one flat buffer.
         self.policy = MLPActor(spec, isinstance(env.action_space, spaces.Discrete), batch_invariant=deterministic)
         self._net.export(self.policy)
         self._segments: list[AnySegment] = []
@@ -69,7 +69,7 @@ class Reinforce:
         self._segments.extend(segments)
 
     def update(self, version: int, progress: float) -> Metrics:
-        batch = join(self._segments, self._device)  # flat rows; batch.rows leads back to [time, episode]
+        batch = flatten_segments(self._segments, self._device)  # batch.rows[t, b]: the row of step t, episode b
         self._segments = []
         target = self._returns(batch.reward, batch.rows, batch.mask)
         value = self._net.value(batch.obs)
@@ -85,7 +85,7 @@ class Reinforce:
         return {"policy_loss": policy_loss.item(), "value_loss": value_loss.item()}
 
     def _returns(self, reward: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        """Discounted sums to the end of each episode."""
+        """R_t = r_t + gamma * R_{t+1}, to the end of each episode."""
         flat = torch.empty_like(reward)
         running = torch.zeros_like(reward[rows[0]])
         for step in reversed(range(len(rows))):

@@ -1,6 +1,6 @@
-"""Your own environment: a room to be kept at 20 °C through a day, with as little heating as possible.
+"""An environment of your own: keep a room at 20 °C for a day, with as little heating as possible.
 
-python examples/own_env.py                                    # trains it, from Python
+python examples/own_env.py                                    # train it from Python
 PYTHONPATH=examples freerun train own_env:Room --watch        # or from the command line, as module:class
 PYTHONPATH=examples freerun check-env own_env:Room            # is anything wrong with it?
 """
@@ -21,7 +21,7 @@ Observation = NDArray[np.float32]
 
 
 class Room(gym.Env[Observation, np.int64]):
-    """Any `gymnasium.Env` will do: a class, or a function that returns one. Arguments come by --env-args."""
+    """The heating of a room. Any class that is a `gymnasium.Env` will do; --env-args gives its arguments."""
 
     def __init__(self, target: float = 20.0):
         self.observation_space = gym.spaces.Box(-5.0, 5.0, (3,), np.float32)
@@ -29,22 +29,24 @@ class Room(gym.Env[Observation, np.int64]):
         self._target = target
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Any]:
-        super().reset(seed=seed)  # every random number comes from self.np_random: then a seed decides the episode
+        super().reset(seed=seed)  # all random numbers come from self.np_random, so the seed determines the episode
         self._inside = self._target + self.np_random.uniform(-5, 5)
         self._weather = self.np_random.uniform(-5, 15)
         self._quarter = 0
         return self._look(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        # In a quarter of an hour 5 % of the difference to the outside is lost, and the heating adds up to 2.4 °C.
         self._inside += 0.05 * (self._outside - self._inside) + 1.2 * float(action)
         self._quarter += 1
         reward = -abs(self._inside - self._target) / 10 - 0.02 * float(action)
-        # Evening comes whatever we do: the episode is cut off there, it has not failed.
+        # The day ends whatever the agent does, so the episode is truncated and not terminated.
         truncated = self._quarter == QUARTERS_OF_A_DAY
         return self._look(), reward, False, truncated, {}
 
     @property
     def _outside(self) -> float:
+        # The coldest time is the beginning of the day, the warmest its middle.
         return self._weather - 5 * math.cos(2 * math.pi * self._quarter / QUARTERS_OF_A_DAY)
 
     def _look(self) -> Observation:
@@ -57,7 +59,7 @@ def main() -> None:
         Room,
         total_steps=24_000,
         num_workers=2,
-        envs_per_worker=8,  # steps are quick, so a worker has several rooms
+        envs_per_worker=8,  # steps are quick, so each worker has several rooms
         segment_steps=QUARTERS_OF_A_DAY,
         learning_rate=1e-3,
     )

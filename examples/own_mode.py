@@ -7,18 +7,18 @@ PYTHONPATH=examples freerun train CartPole-v1 --mode own_mode:InThisProcess --nu
 from __future__ import annotations
 
 import freerun
-from freerun.collectors.inline import Inline
-from freerun.core import CollectorSettings, EnvFactory, Policy
+from freerun.collecting.workers.inline_collector import InlineCollector
+from freerun.core import CollectorSettings, EnvFactory, ModeTraits, Pacing, Policy, WorkerLocation
 
 
-class InThisProcess(Inline):
+class InThisProcess(InlineCollector):
     """As many environments as workers, without a process of their own: for very quick ones, on one core.
 
-    `Inline` collects and learns in turns over whatever vector of environments it is given; from it this class has
-    `publish`, `collect`, `counts` and `close`, which is all that a mode must have.
+    `InlineCollector` collects and learns in turns over any vector of environments. It has `publish`, `collect`,
+    `counts` and `close`, which is all that a mode must have.
     """
 
-    takes_turns = True  # so there is never any lag
+    traits = ModeTraits(workers=WorkerLocation.THIS_PROCESS, pacing=Pacing.TAKES_TURNS)  # so there is never any lag
 
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
         super().__init__(lambda: factory.make(settings.num_workers), policy, settings)

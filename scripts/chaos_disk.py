@@ -1,8 +1,9 @@
-"""Checkpoints that were damaged, and a disk that is full: what a run makes of them.
+"""Tests of what a run does with damaged checkpoints and with a full disk.
 
-`python scripts/chaos_disk.py` trains a little, then cuts the newest checkpoint off at every 1,000th byte, flips 10,000
-random bits in it one at a time, swaps and removes its files: each time it must be refused and the one before be used.
-Then a run gets a folder of 2 MB (a tmpfs in a mount namespace of its own): it must say so, go on, and resume.
+`python scripts/chaos_disk.py` trains a little. Then it truncates the newest checkpoint at every 1,000th byte, flips
+10,000 random bits in it one at a time, and swaps and removes its files. Each time, the damaged checkpoint must be
+refused and the one before it be used. Then a run gets a folder of 2 MB (a tmpfs in a mount namespace of its own): it
+must report the full disk, go on, and be resumable.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def train(words: list[str]) -> None:
     subprocess.run([sys.executable, "-m", "freerun", "train", *words], check=True, stdout=subprocess.DEVNULL)
 
 
-class Victim:
-    """The newest checkpoint of a run, to be damaged and mended."""
+class DamagedCheckpoint:
+    """The newest checkpoint of a run, which is damaged and repaired again and again."""
 
     def __init__(self, run_dir: Path):
         *_, before, newest = checkpoint.names(run_dir)
@@ -92,12 +93,12 @@ class Victim:
 
     def must_be_whole(self) -> None:
         if checkpoint.newest(self._run_dir).path != self.path:
-            raise SystemExit("mended, it is not used")
+            raise SystemExit("the repaired checkpoint is not used")
 
 
 def damage(words: list[str], folder: Path, num_bits: int, every: int) -> int:
     train([*words, "--run-dir", str(folder / "run"), "--checkpoint-every", "1"])
-    victim = Victim(folder / "run")
+    victim = DamagedCheckpoint(folder / "run")
     logging.getLogger("freerun").setLevel(logging.ERROR)
     victim.cut_off(every)
     victim.flip_bits(num_bits, seed=0)
@@ -113,7 +114,7 @@ def has_namespaces() -> bool:
 
 
 def full_disk(folder: Path, kilobytes: int, hidden_size: int, total_steps: int) -> str:
-    """Train in a folder of so many kilobytes, resume there, and bring home what is in it; what was said."""
+    """Train in a folder of that size, resume there, and copy the run folder out; return what the runs printed."""
     small = folder / "small"
     small.mkdir()
     python = f"{sys.executable} -m freerun train"
@@ -128,7 +129,7 @@ def full_disk(folder: Path, kilobytes: int, hidden_size: int, total_steps: int) 
     done = subprocess.run([*IN_NAMESPACE, script], capture_output=True, text=True, check=False, timeout=600)
     said = done.stdout + done.stderr
     if "no checkpoint could be written" not in said or said.count("ended with") != 2 or "Traceback" in said:
-        raise SystemExit(f"a full disk ended the run, or nothing was said of it:\n{said}")
+        raise SystemExit(f"a full disk ended the run, or was not reported:\n{said}")
     for name in ("first", "second"):
         for lines in ("metrics.jsonl", "ledger.jsonl"):
             updates = [json.loads(line)["update"] for line in (folder / name / lines).read_text().splitlines()]
@@ -153,7 +154,7 @@ def main() -> int:
                 f"{words[0]}: {num_cases:,} damaged checkpoints, all refused, the one before used each time", flush=True
             )
         if not has_namespaces():
-            print("a small disk cannot be had here (unshare --mount is not allowed): that part was left out")
+            print("the test of a full disk was skipped: unshare --mount is not allowed here")
             return 1
         (folder / "disk").mkdir()
         print(full_disk(folder / "disk", 2048, 192, 20_000))

@@ -1,7 +1,7 @@
-"""Kill a run's main process again and again, resume it each time, and compare where it ends with a run left alone.
+"""Kills a run's main process again and again, resumes it each time, and compares the result with an undisturbed run.
 
-A run that ends before it was killed often enough is compared, and followed by another.
-`python scripts/chaos_resume.py --kills 50`: exits with 0 if the final weights are equal bit for bit, if no checkpoint
+A run that ends before the last kill is compared and followed by another one.
+`python scripts/chaos_resume.py --kills 50` exits with 0 if the final weights are equal bit for bit, if no checkpoint
 was ever unreadable, no line of metrics.jsonl or ledger.jsonl torn, lost or doubled, and no process left behind.
 """
 
@@ -29,7 +29,7 @@ PPO = ["CartPole-v1", "--steps-per-update", "512", "--num-epochs", "2", "--minib
 SAC = ["Pendulum-v1", "--algo", "sac", "--hidden-sizes", "32", "32", "--batch-size", "64", "--steps-per-update", "200",
        "--learning-starts", "400", "--buffer-size", "3000", "--updates-per-step", "0.5"]  # fmt: skip
 EARLY_SHARE = 0.2
-"""Of kills that may come before anything was learned."""
+"""The share of kills that may come before the first new checkpoint."""
 SETTINGS = {"ppo": PPO, "sac": SAC}
 
 
@@ -44,7 +44,9 @@ def finish(words: list[str], log: Path) -> None:
 
 
 def killed(early: bool, seconds: float, words: list[str], run_dir: Path, log: Path) -> bool:
-    """Run, and kill so many seconds after the start, or after its first new checkpoint; False if it ended before."""
+    """Start a run and kill it after some seconds; False if it ended before.
+
+    The time counts from the start if `early`, otherwise from the first new checkpoint."""
     before = checkpoint.names(run_dir)
     process = freerun(words, log)
     while not early and process.poll() is None and checkpoint.names(run_dir) in ([], before):
@@ -64,25 +66,25 @@ def killed(early: bool, seconds: float, words: list[str], run_dir: Path, log: Pa
     return False
 
 
-def look_at_checkpoints(run_dir: Path) -> int:
-    """Each must be whole: a kill may leave what was being written, but never under a checkpoint's name."""
+def check_checkpoints(run_dir: Path) -> int:
+    """Load every checkpoint. A kill may leave a half-written folder, but never under the name of a checkpoint."""
     names = checkpoint.names(run_dir)
     for name in names:
         checkpoint.load(checkpoint.folder_of(run_dir) / name)
     return len(names)
 
 
-def look_at_lines(run_dir: Path, reference: Path) -> None:
+def check_lines(run_dir: Path, reference: Path) -> None:
     for name in ("metrics.jsonl", "ledger.jsonl"):
         ours, theirs = (
             [json.loads(line)["update"] for line in (path / name).read_text().splitlines()]
             for path in (run_dir, reference)
         )
         if ours != theirs:
-            raise SystemExit(f"{name} has other updates than that of the run that was left alone")
+            raise SystemExit(f"{name} has other updates than in the undisturbed run")
     ours_ledger, theirs_ledger = ((path / "ledger.jsonl").read_bytes() for path in (run_dir, reference))
     if ours_ledger != theirs_ledger:
-        raise SystemExit("ledger.jsonl differs from that of the run that was left alone")
+        raise SystemExit("ledger.jsonl differs from that of the undisturbed run")
 
 
 def chaos(algo: str, num_kills: int, total_steps: int, most_seconds: float, seed: int, folder: Path) -> dict[str, Any]:
@@ -98,15 +100,15 @@ def chaos(algo: str, num_kills: int, total_steps: int, most_seconds: float, seed
     while found["kills"] < num_kills:
         run_dir = folder / f"killed-{found['runs']}"
         found["runs"] += 1
-        torment(run_dir, settings, found, num_kills, most_seconds, draw, log)
+        run_with_kills(run_dir, settings, found, num_kills, most_seconds, draw, log)
         ours, theirs = (load_file(path / "policy.safetensors") for path in (run_dir, reference))
         for name in theirs:
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
-        look_at_lines(run_dir, reference)
+        check_lines(run_dir, reference)
     return found
 
 
-def torment(
+def run_with_kills(
     run_dir: Path,
     settings: list[str],
     found: dict[str, Any],
@@ -115,7 +117,7 @@ def torment(
     draw: random.Random,
     log: Path,
 ) -> None:
-    """One run, to its end: what happened is added to `found`."""
+    """Play one run to its end, with kills; add what happened to `found`."""
     while True:
         mode = draw.choice(list(MODES))
         where = ["--mode", mode, "--num-workers", str(draw.choice(MODES[mode])), "-q"]
@@ -129,7 +131,7 @@ def torment(
         if not killed(early, draw.uniform(0, 8 if early else most_seconds), words, run_dir, log):
             return
         found["kills"] += 1
-        num_kept = look_at_checkpoints(run_dir)
+        num_kept = check_checkpoints(run_dir)
         print(f"kill {found['kills']:2} in {mode}: {num_kept} checkpoints, all whole", flush=True)
 
 
@@ -138,9 +140,9 @@ def main() -> int:
     parser.add_argument("--algo", choices=SETTINGS, default="ppo")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--total-steps", type=int, default=150_000)
-    parser.add_argument("--most-seconds", type=float, default=1.5, help="of learning, before a kill")
+    parser.add_argument("--most-seconds", type=float, default=1.5, help="the longest time of learning before a kill")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where to work; kept afterwards")
+    parser.add_argument("--folder", type=Path, help="where to work; it is kept afterwards")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="freerun-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)

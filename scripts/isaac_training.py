@@ -1,20 +1,20 @@
-"""What the two scripts for Isaac Lab share: MBPO by `freerun train`, with the flags of the original."""
+"""What the two scripts for Isaac Lab share: they call `freerun train` with MBPO and the original's flags."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 
-from freerun.cli import main
-from freerun.envs import isaac_launch
+from freerun.adapters import isaac_launch
+from freerun.tools.cli.main import main
 
 TASK = "Isaac-Exploration-Rough-Drone-v0"
 ACTION_LIMIT = "1.0"
-"""Isaac Lab's actions have none, and MBPO needs one."""
+"""MBPO needs limits of the actions, and Isaac Lab sets none."""
 
 
 def train(mode: str, without: Mapping[str, str], words: Sequence[str]) -> int:
-    """`freerun train` in a mode; flags that are another mode's are left out, with a word on why."""
+    """Call `freerun train` in a mode. Flags that belong to the other mode are left out, and a line says why."""
     words = list(words)
     for flag, reason in without.items():
         words = _leave_out(words, flag, reason)
@@ -27,7 +27,7 @@ def train(mode: str, without: Mapping[str, str], words: Sequence[str]) -> int:
 
 
 def _flag(word: str) -> str:
-    """--num_envs=8 and --num-envs are one flag."""
+    """The name of a flag: that of --num_envs=8 and of --num-envs is --num-envs."""
     return word.partition("=")[0].replace("_", "-")
 
 
@@ -43,5 +43,5 @@ def _leave_out(words: Sequence[str], flag: str, reason: str) -> list[str]:
             continue
         print(f"{word.partition('=')[0]} is ignored: {reason}", file=sys.stderr)
         if "=" not in word:
-            next(rest, None)  # its value
+            next(rest, None)  # the flag's value
     return kept

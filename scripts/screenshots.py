@@ -1,6 +1,6 @@
-"""Screenshots for the docs, with a real browser: `freerun watch` beside two short runs, or a report of `freerun bench`.
+"""Takes screenshots for the docs with a real browser: `freerun watch` with short runs, or a report of `freerun bench`.
 
-Needs Playwright for Python and a Chromium of the system.
+It needs Playwright for Python and an installed Chromium.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Options:
     output: Path = Path("docs/pictures")
     """Folder for watch-light.png, watch-dark.png and watch-phone.png."""
     runs: Path | None = None
-    """A folder of runs to show (two are trained if not given)."""
+    """A folder of runs to show (eight short ones are trained if not given)."""
     report: Path | None = None
     """Show this report.html as bench-light.png, bench-dark.png and bench-phone.png, and nothing else."""
     full: bool = False
@@ -37,21 +37,19 @@ class Options:
 
 
 def train(runs: Path) -> None:
-    for mode in ("sync", "freerun"):
-        command = [
-            sys.executable,
-            "-m",
-            "freerun",
-            "train",
-            "freerun/Straggler-v0",
-            "--mode",
-            mode,
-            "--num-workers",
-            "16",
-        ]
-        command += ["--total-steps", "40000" if mode == "freerun" else "16000", "--steps-per-update", "1600", "--quiet"]
-        command += ["--run-dir", str(runs / f"straggler-{mode}")]
-        subprocess.run(command + (["--segment-steps", "25"] if mode == "freerun" else []), check=True)
+    """Train three seeds of two modes on CartPole, then two modes on Straggler, which the page shows."""
+    for mode in ("sequential", "freerun"):
+        for seed in range(3):
+            words = ["CartPole-v1", "--mode", mode, "--seed", str(seed), "--total-steps", "5000"]
+            _train([*words, "--steps-per-update", "500", "--run-dir", str(runs / f"cartpole-{mode}-{seed}")])
+    for mode, steps in (("sync", "16000"), ("freerun", "40000")):
+        words = ["freerun/Straggler-v0", "--mode", mode, "--num-workers", "16", "--total-steps", steps]
+        words += ["--steps-per-update", "1600", "--run-dir", str(runs / f"straggler-{mode}")]
+        _train(words + (["--segment-steps", "25"] if mode == "freerun" else []))
+
+
+def _train(words: list[str]) -> None:
+    subprocess.run([sys.executable, "-m", "freerun", "train", *words, "--quiet"], check=True)
 
 
 def take(browser: Browser, address: str, options: Options) -> None:
@@ -60,7 +58,7 @@ def take(browser: Browser, address: str, options: Options) -> None:
         page.goto(address)
         page.wait_for_selector("#chart-return .scatterlayer .trace")
         if name != "phone":
-            page.locator("#runs input:not(:checked)").first.click()
+            page.locator("#runs .run input:not(:checked)").first.click()
         page.wait_for_timeout(3000)
         page.screenshot(path=options.output / f"watch-{name}.png", full_page=options.full)
         page.close()

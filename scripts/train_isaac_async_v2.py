@@ -1,6 +1,6 @@
-"""The original's train_isaac_async_v2.py: one collector beside the learner, and a queue of batches.
+"""The original's train_isaac_async_v2.py: one collector that works while the learner updates, and a queue of batches.
 
-freerun's mode `batch`; all of its flags are understood here too:
+It runs freerun's mode `batch` and takes all of freerun's flags, too:
     python scripts/train_isaac_async_v2.py --task Isaac-Cartpole-Direct --num_envs 4096 --num_steps_per_env 24 \
         --max_queue_size 10 --device cuda:0 --headless
 """
@@ -10,7 +10,7 @@ import sys
 from isaac_training import train
 
 WITHOUT = {
-    "--num-collectors": "there is one, with all environments",
+    "--num-collectors": "there is one collector, with all environments",
     "--collection-batch-size": "a batch is --num_steps_per_env steps of each environment",
 }
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from sealed_env import read_seal
 
-from freerun import cli, registry
-from freerun.algorithms.ppo import PPO
+from freerun.algorithms.ppo.ppo import PPO
 from freerun.core import Metrics, episode_seed
+from freerun.settings import registry
+from freerun.tools.cli import main as cli
 
 
 class AuditedPPO(PPO):
@@ -32,7 +33,6 @@ class AuditedPPO(PPO):
 
     def _audit(self, segment: Any) -> None:
         numbers = segment.episode.ravel()
-        numbers = np.where(numbers < 0, -1 - numbers, numbers)
         seeds, steps = read_seal(segment.obs.reshape(numbers.size, -1))
         next_seeds, next_steps = read_seal(segment.next_obs.reshape(numbers.size, -1))
         expected = np.array([episode_seed(self._run_seed, int(number)) for number in numbers])
@@ -49,10 +49,13 @@ class AuditedPPO(PPO):
         return {**super().update(version, progress), "audited_steps": float(self._num_audited)}
 
 
+ENTRY = registry.AlgorithmEntry(
+    "audited_ppo:AuditedPPO", "freerun.algorithms.ppo.ppo_config:PPOConfig", "PPO that audits its data"
+)
+
+
 def main() -> int:
-    registry.ALGORITHMS["audited-ppo"] = registry.Entry(
-        "audited_ppo:AuditedPPO", "PPO that audits its data", config="freerun.algorithms.ppo_config:PPOConfig"
-    )
+    registry.ALGORITHMS["audited-ppo"] = ENTRY
     return cli.main()
 
 

@@ -1,11 +1,11 @@
-"""Results as a bench would leave them, with figures that can be worked out by hand."""
+"""Makes results of a bench with figures that are easy to check by hand."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from freerun.benching.options import BenchOptions
-from freerun.benching.results import Case, Results
+from freerun.tools.bench.bench_options import BenchOptions
+from freerun.tools.bench.results import Case, Results
 
 MACHINE = {
     "cores": 2,
@@ -18,7 +18,7 @@ MACHINE = {
 
 
 def run(steps_per_second: float, **more: float) -> dict[str, float]:
-    """Episodes of 100 steps; nobody else on the machine."""
+    """Return a run with episodes of 100 steps on a quiet machine."""
     figures = {
         "steps_per_second": steps_per_second,
         "episodes_per_second": steps_per_second / 100,
@@ -42,7 +42,7 @@ def case(label: str, num_workers: int, *rates: float, **more: float) -> Case:
 
 
 def results(*cases: Case, **options: Any) -> Results:
-    """With a bare limit of 100 steps/s alone and 1,000 of ten workers, both within 2 %."""
+    """Return results with a bare limit of 100 steps/s for one worker and 1,000 for ten, each within 2 %."""
     limits = [
         Case("bare", 1, 0, [bare(99), bare(100), bare(101)]),
         Case("bare", 10, 0, [bare(990), bare(1000), bare(1010)]),

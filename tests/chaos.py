@@ -1,13 +1,14 @@
 """Kills and stops workers of real runs, from outside, and looks whether anything was lost (`make chaos`).
 
 Each mode gets a run of its own, on an environment whose observations carry their episode, their step and a checksum,
-with a learner that looks at every one. A storm is a kill or a stop of one worker, of several or of all; the next one
-comes when the run has recovered from the last.
+with a learner that looks at every one. A storm is a kill or a stop of one worker, of several or of all, or a row of
+kills of workers that are in the middle of `env.step`; the next one comes when the run has recovered from the last.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import signal
@@ -15,15 +16,18 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 from leftovers import OutsideRun
+from sealed_env import ask_for_victim
 
-MODES = ("pipes", "executor", "freerun", "continuous", "ray")
+MODES = ("sync", "pipes", "executor", "freerun", "continuous", "batch", "ray")
+STORMS = {"kill one": 4, "stop one": 3, "kill all": 2, "stop all": 1, "burst": 3, "kill in steps": 3}
+"""How often each comes, beside the others."""
 NUM_WORKERS = 4
 STEP_SECONDS = 0.01
 STEP_TIMEOUT = 2.0
@@ -32,6 +36,8 @@ RECOVERED_SHARE = 0.95
 WINDOW_SECONDS = 2.0
 BASELINE_SECONDS = 10.0
 GONE_SECONDS = 5.0
+VICTIM_SECONDS = 10.0
+"""As long as it may take until a worker is in a step again."""
 
 
 @dataclass
@@ -84,9 +90,19 @@ class Gauge:
         return float(before[1])
 
 
-def options(mode: str, num_steps: int) -> list[str]:
-    common = ["sealed_env:Sealed", "--env-args", "step_seconds", str(STEP_SECONDS), "--algo", "audited-ppo"]
-    common += ["--mode", mode, "--step-timeout", str(STEP_TIMEOUT), "--max-failures", "100000", "-q"]
+def options(mode: str, num_steps: int, victims: Path) -> list[str]:
+    common = ["sealed_env:Sealed", "--env-args", "step_seconds", str(STEP_SECONDS), "victims", str(victims)]
+    common += [
+        "--algo",
+        "audited-ppo",
+        "--mode",
+        mode,
+        "--step-timeout",
+        str(STEP_TIMEOUT),
+        "--max-failures",
+        "100000",
+        "-q",
+    ]
     common += ["--num-epochs", "1", "--minibatch-size", "1000", "--total-steps", str(num_steps)]
     if mode == "continuous":
         return [
@@ -94,7 +110,10 @@ def options(mode: str, num_steps: int) -> list[str]:
             *("--num-collectors", str(NUM_WORKERS), "--num-envs", str(NUM_WORKERS), "--collector-kind", "process"),
             *("--collection-batch-size", "10", "--steps-per-update", "40"),
         ]
-    return [*common, "--num-workers", str(NUM_WORKERS), "--episodes-per-update", "2", "--max-lag", "4"]
+    if mode == "batch":
+        return [*common, "--num-envs", str(NUM_WORKERS), "--num-steps-per-env", "10"]
+    lag = [] if mode == "sync" else ["--max-lag", "4"]
+    return [*common, "--num-workers", str(NUM_WORKERS), "--episodes-per-update", "2", *lag]
 
 
 def workers(run: OutsideRun, mode: str) -> list[psutil.Process]:
@@ -119,8 +138,10 @@ def send(process: psutil.Process, number: signal.Signals) -> bool:
     return True
 
 
-def plan(rng: random.Random, num_faults: int) -> tuple[str, list[tuple[float, str, signal.Signals]]]:
-    """A storm's name, and its blows: seconds to wait before, at whom (one or all), with what."""
+def plan(
+    rng: random.Random, num_faults: int, names: Sequence[str]
+) -> tuple[str, list[tuple[float, str, signal.Signals]]]:
+    """A storm's name, and its blows: seconds to wait before, at whom (one, all or one in a step), with what."""
     kill, stop = signal.SIGKILL, signal.SIGSTOP
     storms: dict[str, Callable[[], list[tuple[float, str, signal.Signals]]]] = {
         "kill one": lambda: [(0.0, "one", kill)],
@@ -128,19 +149,39 @@ def plan(rng: random.Random, num_faults: int) -> tuple[str, list[tuple[float, st
         "kill all": lambda: [(0.0, "all", kill)],
         "stop all": lambda: [(0.0, "all", stop)],
         "burst": lambda: [(rng.uniform(0, 0.3), "one", rng.choice([kill, stop])) for _ in range(min(10, num_faults))],
+        # Without a pause: the next one is killed in its first step after the last was.
+        "kill in steps": lambda: [(0.0, "in a step", kill) for _ in range(min(10, num_faults))],
     }
-    name = rng.choices(list(storms), weights=[4, 3, 2, 1, 3])[0]
+    name = rng.choices(names, weights=[STORMS[name] for name in names])[0]
     return name, storms[name]()
 
 
-def torment(mode: str, num_faults: int, seed: int, run_dir: Path, say: Callable[[str], None]) -> Report:
+def targets(run: OutsideRun, mode: str, whom: str, victims: Path, rng: random.Random) -> list[psutil.Process]:
+    if whom == "in a step":
+        pid = ask_for_victim(victims, VICTIM_SECONDS)
+        return [psutil.Process(pid)] if pid is not None and psutil.pid_exists(pid) else []
+    there = workers(run, mode)
+    return there if whom == "all" else rng.sample(there, min(1, len(there)))
+
+
+def torment(
+    mode: str,
+    num_faults: int,
+    seed: int,
+    run_dir: Path,
+    say: Callable[[str], None],
+    storms: Sequence[str] = tuple(STORMS),
+) -> Report:
     """One run, to its end."""
     rng = random.Random(seed)
     report = Report(mode)
-    # About as long as the storms take; it goes on for as long as its steps take.
-    num_steps = int(NUM_WORKERS / STEP_SECONDS * (BASELINE_SECONDS + 2.5 * num_faults))
+    victims = run_dir.with_name(f"{run_dir.name}-victims")
+    victims.mkdir()
+    # About as long as the storms take; it goes on for as long as its steps take. `batch` makes them one after another.
+    num_at_once = 1 if mode == "batch" else NUM_WORKERS
+    num_steps = int(num_at_once / STEP_SECONDS * (BASELINE_SECONDS + 2.5 * num_faults))
     command = ("-m", "audited_ppo", "train")
-    with OutsideRun(options(mode, num_steps), run_dir, command) as run:
+    with OutsideRun(options(mode, num_steps, victims), run_dir, command) as run:
         run.wait_for_updates(5)
         gauge = Gauge(run)
         started = time.monotonic()
@@ -150,12 +191,11 @@ def torment(mode: str, num_faults: int, seed: int, run_dir: Path, say: Callable[
         report.baseline = gauge.rate(started + 1.0, time.monotonic())
         say(f"{mode}: {report.baseline:.0f} steps/s undisturbed")
         while report.num_faults < num_faults and run.process.poll() is None:
-            name, blows = plan(rng, num_faults - report.num_faults)
+            name, blows = plan(rng, num_faults - report.num_faults, storms)
             storm = Storm(name, [], RECOVERY_SECONDS)
             for wait, whom, number in blows:
                 time.sleep(wait)
-                there = workers(run, mode)
-                for process in there if whom == "all" else rng.sample(there, min(1, len(there))):
+                for process in targets(run, mode, whom, victims, rng):
                     if send(process, number):
                         storm.signals.append(number.name)
             if not storm.signals:
@@ -224,6 +264,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
     parser.add_argument("--faults", type=int, default=200, help="signals sent to workers, in each mode")
+    parser.add_argument("--storms", nargs="+", default=tuple(STORMS), choices=tuple(STORMS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, help="write a table and the figures to this folder")
     arguments = parser.parse_args()
@@ -231,9 +272,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         for mode in arguments.modes:
             run_dir = Path(folder) / mode
-            reports.append(
-                torment(mode, arguments.faults, arguments.seed, run_dir, lambda line: print(line, flush=True))
-            )
+            say = functools.partial(print, flush=True)
+            reports.append(torment(mode, arguments.faults, arguments.seed, run_dir, say, arguments.storms))
     text = table(reports)
     print(text)
     if arguments.results:

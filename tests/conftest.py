@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
-from freerun import registry
+from freerun.settings import registry
 from freerun.transport import processes, slots
 
+# Tests measure nothing: on a busy machine an example may take as long as it likes.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 # Before the first worker of the session starts, as `experiment.run` would.
 torch.set_num_threads(1)  # as in a run: threads that wait for each other are slow where cores are shared
 slots.POISON = True
@@ -27,6 +32,16 @@ def _key_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _a_logger_that_no_other_test_has_changed() -> None:
+    """Three tests saw nothing of what freerun had logged, but only after certain others in the same process."""
+    logging.disable(logging.NOTSET)
+    logger = logging.getLogger("freerun")
+    logger.disabled, logger.propagate = False, True
+    logger.setLevel(logging.NOTSET)
+    logger.handlers.clear()
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
@@ -38,7 +53,7 @@ def ray_nodes() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from freerun.collectors.ray_cluster import private_environment
+    from freerun.collecting.ray.ray_cluster import private_environment
 
     # A node that is gone is noticed after some two seconds instead of twenty.
     soon = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_timeout_ms": 1000}

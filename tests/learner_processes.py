@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
-from freerun.core import Peers
-from freerun.transport.peers import Place, TorchPeers, listen
+from freerun.core import LearnerGroup
+from freerun.transport.learner_place import LearnerPlace
+from freerun.transport.torch_learners import TorchLearnerGroup, listen
 
 SECONDS = 100.0
 
@@ -24,14 +25,14 @@ def together(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]
         connections, processes = [], []
         for index in range(1, count):
             here, there = context.Pipe(duplex=False)
-            place = Place(index, count, "127.0.0.1", port, index, count)
+            place = LearnerPlace(index, count, "127.0.0.1", port, index, count)
             process = context.Process(target=_join, args=(there, place, work, arguments), daemon=True)
             process.start()
             there.close()
             connections.append(here)
             processes.append(process)
         with ThreadPoolExecutor(1) as thread:
-            place = Place(0, count, "127.0.0.1", port, 0, count)
+            place = LearnerPlace(0, count, "127.0.0.1", port, 0, count)
             first = thread.submit(_worked, place, server, work, arguments)
             found = [first.result(SECONDS)]
         for connection, process in zip(connections, processes, strict=True):
@@ -42,15 +43,15 @@ def together(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]
     return found
 
 
-def _worked(place: Place, server: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    peers = TorchPeers(place, "cpu", server)
+def _worked(place: LearnerPlace, server: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    peers = TorchLearnerGroup(place, "cpu", server)
     try:
         return work(peers, *arguments)
     finally:
         peers.close()
 
 
-def _join(connection: Connection, place: Place, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _join(connection: Connection, place: LearnerPlace, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -63,6 +64,6 @@ def _join(connection: Connection, place: Place, work: Callable[..., Any], argume
         connection.send_bytes(pickle.dumps(result))  # as it is: torch would have tensors fetched later
 
 
-def share(peers: Peers, things: list[Any]) -> list[Any]:
+def share(peers: LearnerGroup, things: list[Any]) -> list[Any]:
     """Every count-th, as episodes are shared out."""
     return things[peers.index :: peers.count]

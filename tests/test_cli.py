@@ -15,7 +15,8 @@ import psutil
 import pytest
 from leftovers import environment
 
-from freerun.cli import COMMANDS, UNREAD, main
+from freerun.settings import registry
+from freerun.tools.cli.main import COMMANDS, UNREAD, main
 
 TESTS = Path(__file__).parent
 QUICK = ["--total-episodes", "4", "--episodes-per-update", "2", "-q"]
@@ -86,7 +87,7 @@ def test_flags_override_the_config_file(tmp_path: Path) -> None:
         (["train", "CartPole-v1", "--mode", "v2", "--num-collectors", "5"], "continuous; --mode batch has --num-envs"),
         (["train", "CartPole-v1", "--mode", "v1", "--num-workers", "5"], r"has --num-collectors \(4\), not"),
         (["train", "CartPole-v1", "--mode", "v1", "--num-steps-per-env=5"], "batch; --mode continuous has --num-coll"),
-        (["train", "CartPole-v1", "--mode", "v1", "--max-lag=5"], "choose --mode batch or freerun, which honour it"),
+        (["train", "CartPole-v1", "--mode", "v1", "--max-lag=5"], "never waits.*: leave it out, or choose .*freerun"),
         (["train", "CartPole-v1", "--segment-steps=5", "--episodes-per-update", "3"], "leave --segment-steps out"),
         (["train", "freerun/Stragler-v0"], "did you mean freerun/Straggler-v0"),
         (["train", "no_such_module:Env"], "No module named 'no_such_module'"),
@@ -188,12 +189,51 @@ def test_help_explains_every_flag(command: str, capsys: pytest.CaptureFixture[st
     assert "(default: )" not in text
 
 
-def test_help_of_train_has_the_flags_of_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+def flags_shown(capsys: pytest.CaptureFixture[str], *words: str) -> set[str]:
+    """The flags at the beginnings of lines, without their negations."""
+    with pytest.raises(SystemExit) as end:
+        main(["train", *words])
+    assert end.value.code == 0
+    lines = re.findall(r"^[│ ]{0,4}(?:-\w, )?(--[a-z][\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    return set(lines) - {"--help"}
+
+
+def test_help_of_train_shows_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = flags_shown(capsys, "--help")
+    assert 20 <= len(shown) <= 28
+    assert {"--num-workers", "--episodes-per-update", "--total-steps", "--run-dir", "--resume", "--mode"} <= shown
     with pytest.raises(SystemExit):
-        main(["train", "--help"])
+        main(["train", "-h"])
     text = capsys.readouterr().out
-    for words in ("--num-workers", "--episodes-per-update", "--segment-steps", "--wandb-project", "--red-agent"):
-        assert words in text, words
+    assert "--help-all shows all of them" in text
+    for group in ("environment", "algorithm", "workers", "length", "output"):
+        assert f"{group} options" in text
+
+
+@pytest.mark.parametrize(
+    ("env", "algo", "mode"),
+    [("CartPole-v1", "ppo", "freerun"), ("Pendulum-v1", "mbpo", "ray"), ("freerun/NetworkDefence-v0", "ppo", "sync")],
+)
+def test_help_all_shows_every_setting(env: str, algo: str, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = registry.flatten_config(registry.make_config({"env": env, "algo": algo, "mode": mode}))
+    flags = {f"--{name.replace('_', '-')}" for name in settings if name != "env"}
+    start = {"--config", "--preset", "--resume", "--trust", "--task"}
+    words = [env, "--algo", algo, "--mode", mode]
+    assert flags_shown(capsys, *words, "--help-all") == flags | start
+    assert flags_shown(capsys, *words, "--help") < flags | start
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_help_fits_the_terminal(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main(["train", flag])
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= int(columns)
+        assert "default: None" not in text
 
 
 def test_exception_in_the_environment_shows_its_traceback_and_seed(

@@ -1,4 +1,4 @@
-"""Run folders that somebody has made to do harm: nothing runs, nothing is overwritten, nothing takes all memory."""
+"""Run folders that were crafted to do harm run nothing, overwrite nothing and do not take all memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 import freerun
-from freerun.cli import main
 from freerun.persistence.checkpoint import MANIFEST, STATE, Damaged, names, verify
-from freerun.watch.shelf import Shelf
+from freerun.tools.cli.main import main
+from freerun.tools.watch.run_list import RunList
 
 QUICK: dict[str, Any] = {"total_episodes": 4, "episodes_per_update": 2, "quiet": True, "mode": "sequential"}
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -23,7 +23,7 @@ DEEP = "[" * 200_000 + "]" * 200_000
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without code of anybody's own: what it holds besides is what is tried here."""
+    """A run that names no code of the user's. The tests replace its other files."""
     run_dir = tmp_path_factory.mktemp("original") / "run"
     freerun.train("CartPole-v1", run_dir=run_dir, hidden_sizes=(4,), **QUICK)
     return run_dir
@@ -40,7 +40,7 @@ def resume(folder: Path) -> list[str]:
 
 
 def commands(folder: Path) -> Iterator[list[str]]:
-    """All that open a run folder, but the page."""
+    """Every command that opens a run folder, except the web page."""
     yield ["eval", str(folder), "--episodes", "1"]
     yield ["replay", str(folder)]
     for what in ("curves", "timeline", "scaling"):
@@ -49,13 +49,13 @@ def commands(folder: Path) -> Iterator[list[str]]:
 
 
 def page(folder: Path) -> dict[str, Any]:
-    """What the page is told of the only run there; every question has an answer."""
-    shelf = Shelf([folder.parent])
-    listed = shelf.list()
+    """Ask the server everything that the page asks about the only run. Each request must be answered."""
+    runs = RunList([folder.parent])
+    listed = runs.list()
     answers: dict[str, Any] = {"runs": listed}
     for name in (each["id"] for each in listed):
-        run = shelf.find(name)
-        run.look()
+        run = runs.find(name)
+        run.read_new()
         answers |= {"run": run.overview(), "curves": run.curves.columns(), "timeline": run.cells(0.0, None, 20)}
     json.dumps(answers, allow_nan=False)
     return answers
@@ -66,7 +66,7 @@ def newest(folder: Path) -> Path:
 
 
 def sign_again(checkpoint: Path) -> None:
-    """Hashes that fit: they are no secret."""
+    """Write hashes that fit, as an attacker can: they are no secret."""
     lines = []
     for line in (checkpoint / MANIFEST).read_text().splitlines():
         name = line.split("  ")[1]

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 LINK = re.compile(r"\]\(([^()\s:#]+)(?:#[^()\s]*)?\)")
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*/*.md")])
+
+
+def build(project: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """With the very words of `make docs`."""
+    pytest.importorskip("mkdocs", reason="pip install 'freerun[docs]'")
+    recipe = re.search(r"\$\(BIN\)/(mkdocs build .*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert recipe is not None
+    command = [sys.executable, "-W", "ignore", "-m", *recipe.group(1).split(), "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=100)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs", reason="pip install 'freerun[docs]'")
     folder = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(folder),
-    ]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    done = build(ROOT, folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def test_a_broken_link_and_a_list_after_text_end_the_build(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("mkdocs.yml", "benchmarks", "examples", "ARCHITECTURE.md", "CHANGELOG.md"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    with (tmp_path / "docs" / "modes.md").open("a", encoding="utf-8") as page:
+        page.write("\nSome words, and [a link](nowhere.md):\n- one\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1
+    assert "a link 'nowhere.md'" in done.stderr
+    assert re.search(r"modes\.md, line \d+: put an empty line before this list or table", done.stderr)
 
 
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
@@ -64,3 +77,65 @@ def test_every_report_of_a_benchmark_is_a_page(site: Path) -> None:
 def test_links_at_the_root_lead_to_files(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert not [target for target in LINK.findall(text) if not (ROOT / target).exists()]
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    pytest.importorskip("mkdocs", reason="pip install 'freerun[docs]'")
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_list_and_table_is_rendered_as_one(hooks: ModuleType, page: Path) -> None:
+    assert hooks.run_on_blocks(page.read_text(encoding="utf-8")) == []
+
+
+TABLE = "| a |\n| --- |\n| b |\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "num_rendered"),
+    [
+        ("Some words:\n- one\n- two\n", [2], 0),
+        ("Some words:\n1. one\n2. two\n", [2], 0),
+        ("Some words,\nand more:\n  * one\n", [3], 0),
+        ("Some words:\n" + TABLE, [2], 0),
+        ("```\nwords\n```\n- one\n", [4], 0),
+        ("```\nwords\n```\n" + TABLE, [4], 0),
+        (TABLE + "- one\n", [4], 0),
+        ("Some words:\n\n- one\n  goes on\n- two\n\n    more of two\n- three\n", [], 1),
+        ("## Title\n- one\n", [], 1),
+        ("<!-- by a script -->\n" + TABLE, [], 1),
+        ("## Title\n" + TABLE + "\n- one\n", [], 2),
+        ("```\nwords\n- no list\n```\n\n- one\n", [], 1),
+        ("1. one:\n\n    " + TABLE.replace("\n|", "\n    |") + "\n2. two\n", [], 2),
+    ],
+)
+def test_a_list_or_table_directly_after_text_is_found(
+    hooks: ModuleType, text: str, lines: list[int], num_rendered: int
+) -> None:
+    """Python-Markdown itself is asked too, how many lists and tables it makes of it."""
+    assert hooks.run_on_blocks(text) == lines
+    html = pytest.importorskip("markdown").markdown(text, extensions=["tables", "pymdownx.superfences"])
+    assert len(re.findall("<(?:ul|ol|table)>", html)) == num_rendered
+
+
+def test_a_line_that_begins_with_a_number_or_a_dash_is_no_list(hooks: ModuleType) -> None:
+    assert hooks.run_on_blocks("In the year\n2026. Then a – dash,\n-5 degrees,\n**bold** words.\n") == []
+
+
+def test_readme_names_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    installing = (ROOT / "README.md").read_text(encoding="utf-8").split("## Installing\n")[1]
+    named = re.findall(r"`([a-z0-9-]+)`", installing.split("Extras: ")[1].split(".\n")[0])
+    assert sorted(named) == sorted(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_page_says_that_freerun_is_on_a_package_index(page: Path) -> None:
+    assert not re.search(r"pip install (-U )?['\"]?freerun\b", page.read_text(encoding="utf-8"))

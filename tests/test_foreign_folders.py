@@ -1,4 +1,4 @@
-"""Run folders that came from elsewhere: nothing in them runs unless the user names it, and no secret is in any."""
+"""Run folders from elsewhere run no code unless the user names it, and no run folder contains a secret."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import freerun
-from freerun.cli import main
 from freerun.core import EnvFailure, UserError
-from freerun.persistence import origin, secrecy
+from freerun.persistence import redaction, trust
+from freerun.settings.named_code import code_in
+from freerun.tools.cli.main import main
 
 QUICK: dict[str, Any] = {"total_episodes": 4, "episodes_per_update": 2, "quiet": True, "mode": "sequential"}
 
@@ -56,7 +57,7 @@ def test_a_run_from_elsewhere_runs_no_code_that_is_not_named_again(
 def test_what_was_slipped_into_ones_own_folder_does_not_run(
     own_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that somebody has changed is somebody's file: `leave_a_mark` would do what it is told."""
+    """A file that somebody has changed is not the user's any more: `leave_a_mark` would run."""
     mark = tmp_path / "mark"
     config = json.loads((own_run / "config.json").read_text())
     config |= {"env": "toy_envs:leave_a_mark", "env_args": {"command": str(mark)}}
@@ -67,7 +68,7 @@ def test_what_was_slipped_into_ones_own_folder_does_not_run(
             assert "names code to run" in capsys.readouterr().err
     assert not mark.exists()
     config["env_args"] = {"env_id": "toy_envs:leave_a_mark"}
-    assert "toy_envs:leave_a_mark" in origin.code_in(config)
+    assert "toy_envs:leave_a_mark" in code_in(config)
 
 
 def test_the_network_of_a_policy_is_that_of_the_settings(run_dir: Path) -> None:
@@ -86,20 +87,17 @@ def test_the_network_of_a_policy_is_that_of_the_settings(run_dir: Path) -> None:
 
 
 def test_built_in_names_are_not_code() -> None:
-    assert (
-        origin.code_in({"env": "CartPole-v1", "termination": "hopper", "env_args": {"n": 3}, "ray_address": "local"})
-        == []
-    )
+    assert code_in({"env": "CartPole-v1", "termination": "hopper", "env_args": {"n": 3}, "ray_address": "local"}) == []
     named = {"env": "my:Env", "network": "n:N", "termination": "t:T", "cyborg_path": "/x", "ray_address": "h:6379"}
-    assert origin.code_in(named) == ["/x", "h:6379", "my:Env", "n:N", "t:T"]
+    assert code_in(named) == ["/x", "h:6379", "my:Env", "n:N", "t:T"]
 
 
 def test_the_key_is_for_the_user_alone(own_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    key = origin._key()
+    key = trust._key()
     path = tmp_path / "freerun" / "key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert origin._key() == key == path.read_bytes()
+    assert trust._key() == key == path.read_bytes()
     assert key.hex() not in (own_run / ".origin").read_text()
 
 
@@ -128,8 +126,8 @@ def test_secrets_of_the_environment_and_numbers_are_hidden_too(monkeypatch: pyte
         "ray_address": "ray://me:hunter3@host:10001",
         "env": "CartPole-v1",
     }
-    kept = secrecy.without_secrets(options)
-    hidden = secrecy.HIDDEN
+    kept = redaction.without_secrets(options)
+    hidden = redaction.HIDDEN
     assert kept["env_args"] == {
         "password": hidden,
         "num_tokens": 7,
@@ -139,12 +137,12 @@ def test_secrets_of_the_environment_and_numbers_are_hidden_too(monkeypatch: pyte
     }
     assert (kept["wandb_group"], kept["ray_address"], kept["env"]) == (hidden, hidden, "CartPole-v1")
     with pytest.raises(UserError, match="--wandb-group holds a secret"):
-        secrecy.refuse_hidden({"wandb_group": hidden})
-    veil = secrecy.Veil(options)
-    assert veil.has_secrets
-    told = veil.cover("cannot reach https://you:pw@example.org/x with 0123456789abcdef after 12345 tries")
-    assert told == f"cannot reach https://{hidden}@example.org/x with {hidden} after 12345 tries"
-    assert not secrecy.Veil({"env_args": {"n": 3}}).has_secrets
+        redaction.refuse_redacted({"wandb_group": hidden})
+    redactor = redaction.SecretRedactor(options)
+    assert redactor.has_secrets
+    text = redactor.redact("cannot reach https://you:pw@example.org/x with 0123456789abcdef after 12345 tries")
+    assert text == f"cannot reach https://{hidden}@example.org/x with {hidden} after 12345 tries"
+    assert not redaction.SecretRedactor({"env_args": {"n": 3}}).has_secrets
 
 
 def test_an_error_that_holds_a_secret_is_covered_wherever_it_is_written(run_dir: Path) -> None:
@@ -154,4 +152,4 @@ def test_an_error_that_holds_a_secret_is_covered_wherever_it_is_written(run_dir:
     texts = {path.name: path.read_text(errors="replace") for path in run_dir.rglob("*") if path.is_file()}
     assert not [name for name, text in texts.items() if secret in text]
     for name in ("log.txt", "incidents.jsonl", "summary.json"):
-        assert f"refused: {secrecy.HIDDEN}" in texts[name], name
+        assert f"refused: {redaction.HIDDEN}" in texts[name], name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from freerun import registry
+from freerun.settings import registry
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,15 +31,15 @@ def test_workers_are_forked_from_a_server_that_has_loaded_what_they_need() -> No
     """Else each loads it again: a hundred workers then take 20 s to start instead of one, and four times the memory."""
     command = """
 from multiprocessing import forkserver
-from freerun.completing import complete
-from freerun.core import Start
-from freerun.making import make_algorithm, make_factory
-from freerun.pool import Pool
-from freerun.registry import make_config
+from freerun.settings.defaults import complete
+from freerun.core import StartPoint
+from freerun.settings.factories import make_algorithm, make_factory
+from freerun.run.pool import Pool
+from freerun.settings.registry import make_config
 
 config = complete(make_config({"env": "CartPole-v1", "num_workers": 1}))
 pool = Pool(make_factory(config))
-pool.collector(config, make_algorithm(config, pool.factory), Start())
+pool.collector(config, make_algorithm(config, pool.factory), StartPoint())
 print("numpy" in open(f"/proc/{forkserver._forkserver._forkserver_pid}/maps").read())
 pool.close()
 """

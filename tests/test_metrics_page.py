@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import freerun
-from freerun.telemetry.shares import WORKER_STATES
+from freerun.telemetry.time_shares import WORKER_STATES
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 KEY = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from leftovers import OutsideRun
 
-from freerun.envs.isaac_launch import is_installed
+from freerun.adapters.isaac_launch import is_installed
 
 ROOT = Path(__file__).parents[1]
 FEW = ["--total-episodes", "8", "--episodes-per-update", "4", "--red-agent", "RedMeanderAgent", "--episode-steps", "5"]
+sys.path.insert(0, str(ROOT / "workflow_rl"))
 SCRIPTS = {
     "workflow_rl/parallel_train_workflow_rl.py": "--n-envs",
     "workflow_rl/async_train_workflow_rl.py": "--n-workers",
     "workflow_rl/executor_async_train_workflow_rl.py": "--n_workers",
+    "workflow_rl/ray_async_train_workflow_rl.py": "--n-workers",
     "scripts/run_async_training.sh": "--n-workers",
     "scripts/run_executor_async_training.sh": "--n-workers",
 }
@@ -25,7 +30,7 @@ SCRIPTS = {
 
 def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHON": sys.executable}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
     return run
 
@@ -34,12 +39,51 @@ def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
 def test_it_trains_and_says_so_in_the_familiar_words(script: str, tmp_path: Path) -> None:
     command = [str(ROOT / script)] if script.endswith(".sh") else [sys.executable, str(ROOT / script)]
     run = finished([*command, *FEW, SCRIPTS[script], "2", "--run-dir", str(tmp_path / "run")])
-    assert "Collecting 4 episodes asynchronously..." in run.stdout
+    is_synchronous = "parallel" in script
+    assert f"Collecting 4 episodes{'' if is_synchronous else ' asynchronously'}..." in run.stdout.splitlines()
+    assert ("asynchronously" in run.stdout) != is_synchronous
     assert "Collected 4 episodes in" in run.stdout
     assert run.stdout.count("Update complete") == 2
     config = (tmp_path / "run" / "config.json").read_text()
     assert '"num_workers": 2' in config
     assert '"red_agent": "RedMeanderAgent"' in config
+
+
+@pytest.mark.timeout(300)
+def test_without_flags_it_has_the_defaults_of_the_original(run_dir: Path) -> None:
+    """A run writes its settings once all of its workers have started; then it is told to end."""
+    with OutsideRun([], run_dir, [str(ROOT / "workflow_rl" / "executor_async_train_workflow_rl.py")]) as run:
+        deadline = time.monotonic() + 200
+        while not (run_dir / "config.json").exists():
+            assert run.process.poll() is None, run.text
+            assert time.monotonic() < deadline, run.text
+            time.sleep(0.1)
+        run.process.send_signal(signal.SIGTERM)  # as Ctrl-C, which a run in the background ignores
+        assert run.process.wait(60) == 130, run.text
+    config = json.loads((run_dir / "config.json").read_text())
+    names = ("mode", "num_workers", "total_episodes", "total_steps", "episodes_per_update", "red_agent")
+    assert [config[name] for name in names] == ["executor", 100, 100_000, None, 100, "B_lineAgent"]
+
+
+NETWORK = ["train", "freerun/NetworkDefence-v0", "--mode", "ray", "--display", "classic"]
+CYBORG = ["train", "cyborg/CAGE2-v0", *NETWORK[2:]]
+WORKERS, EPISODES = ["--num-workers", "100"], ["--total-episodes", "100000"]
+OTHERS = ["--episodes-per-update", "100", "--red-agent", "B_lineAgent"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], [*NETWORK, *WORKERS, *EPISODES, *OTHERS]),
+        (["--n_workers=8", "--total_steps", "500"], [*NETWORK, *OTHERS, "--num-workers=8", "--total-steps", "500"]),
+        (["--cyborg_path=X", "--n-envs", "8"], [*CYBORG, *EPISODES, *OTHERS, "--cyborg-path=X", "--num-workers", "8"]),
+        (["--resume", "runs/mine"], ["train", "--display", "classic", "--resume", "runs/mine"]),
+    ],
+)
+def test_what_is_given_takes_the_place_of_a_default(words: list[str], expected: list[str]) -> None:
+    from original_flags import command, translate
+
+    assert command("ray", translate(words)) == expected
 
 
 SMALL_MBPO = ["--preset", "mbpo-small", "--total-steps", "256", "--learning-starts", "64", "--updates-per-step", "0.05"]

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import freerun
-from freerun.algorithms.ppo import PPO
-from freerun.algorithms.ppo_config import PPOConfig
-from freerun.cli import main
-from freerun.collectors.inline import Inline
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.collecting.workers.inline_collector import InlineCollector
 from freerun.core import CollectorSettings, EnvFactory, ModeOptions, Policy, UserError
-from freerun.replaying import replay
+from freerun.run.replay_run import replay
+from freerun.tools.cli.main import main
 
 SMALL: dict[str, Any] = {"total_steps": 400, "steps_per_update": 200, "num_epochs": 1, "quiet": True}
 
@@ -37,7 +37,7 @@ class Gentle(PPO):
         self._set_learning_rate(config.learning_rate / config.gentleness)
 
 
-class Several(Inline):
+class Several(InlineCollector):
     takes_turns = True
 
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
@@ -50,7 +50,7 @@ class LanesConfig(ModeOptions):
     """Environments in this process."""
 
 
-class Lanes(Inline):
+class Lanes(InlineCollector):
     Config = LanesConfig
     takes_turns = True
 
@@ -111,7 +111,7 @@ def test_an_own_mode_may_have_settings(run_dir: Path) -> None:
         ({"mode": f"{__name__}:Nobody"}, f"module '{__name__}' has no 'Nobody'"),
         ({"algo": f"{__name__}:SMALL"}, "is not callable"),
         ({"algo": Gentle, "clip_rangee": 0.1}, "did you mean clip_range"),
-        ({"mode": Several, "num_workers": "auto"}, "a probe knows freerun's modes"),
+        ({"mode": Several, "num_workers": "auto"}, "a probe cannot predict --mode .*, which declares no model"),
     ],
 )
 def test_what_will_not_do_is_said_in_a_sentence(settings: dict[str, Any], said: str, run_dir: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import toy_envs
 
 import freerun
-from freerun import registry
-from freerun.config import TrainConfig
 from freerun.core import UserError
+from freerun.settings import registry
+from freerun.settings.config import TrainConfig
 
 
 def test_train_with_a_callable_and_use_the_policy(run_dir: Path) -> None:
@@ -28,7 +30,22 @@ def test_train_with_a_callable_and_use_the_policy(run_dir: Path) -> None:
     assert result.summary["episodes"] == 8
     policy = freerun.load_policy(result.run_dir)
     np.testing.assert_array_equal(policy.weights, result.policy.weights)
-    assert policy.act(np.zeros((1, 4), np.float32), None).action.shape == (1,)
+    assert policy.predict(np.zeros((1, 4), np.float32)).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("env", "example"),
+    [
+        (gymnasium.make("CartPole-v1"), 'freerun.train("CartPole-v1")'),
+        (toy_envs.Audit(), "freerun.train(Audit)"),
+        (gymnasium.make_vec("CartPole-v1", num_envs=2), 'freerun.train("CartPole-v1")'),
+    ],
+)
+def test_an_environment_that_is_made_already_is_refused_in_one_sentence(env: Any, example: str) -> None:
+    with pytest.raises(UserError, match="pass its id, its class or a function that makes it, as in ") as told:
+        freerun.train(env)
+    assert str(told.value).endswith(example)
+    assert "\n" not in str(told.value)
 
 
 def test_unknown_setting_is_refused() -> None:

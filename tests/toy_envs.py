@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import random
 import signal
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +91,8 @@ class OneBit(gymnasium.Env[Any, Any]):
 class Endless(gymnasium.Env[Any, Any]):
     """One state, reward 1, truncated after 10 steps: worth 1 / (1 − gamma), and not less for the truncation."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int = 10) -> None:
+        self._num_steps = num_steps
         self.observation_space = spaces.Box(0, 1, (1,), np.float32)
         self.action_space = spaces.Discrete(2)
 
@@ -99,7 +103,7 @@ class Endless(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Step:
         self._step += 1
-        return np.ones(1, np.float32), 1.0, False, self._step == 10, {}
+        return np.ones(1, np.float32), 1.0, False, self._step == self._num_steps, {}
 
 
 class DictObs(gymnasium.Env[Any, Any]):
@@ -127,7 +131,7 @@ class DictObs(gymnasium.Env[Any, Any]):
 
 
 class Broken(Audit):
-    """Goes wrong in its fourth step, in the way that is asked for."""
+    """Fails in its fourth step, in the given way."""
 
     def __init__(self, how: str) -> None:
         super().__init__(short=10, long=10)
@@ -338,3 +342,88 @@ class SlowToBuild(Audit):
     def __init__(self) -> None:
         time.sleep(0.5)
         super().__init__()
+
+
+class NotesItsSeeds(OneBit):
+    """Writes down the seed of every episode that begins, a line each."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self._path = path
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(f"{seed}\n")
+        return super().reset(seed=seed)
+
+
+class PromisesPictures(OneBit):
+    """Takes a render_mode and has no pictures: `render` raises, or returns what is none."""
+
+    def __init__(self, how: str = "raise", render_mode: str | None = None):
+        super().__init__()
+        self._how = how
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return super().render() if self._how == "raise" else "a text"
+
+
+class FourNumbers(Audit):
+    """As many observations as CartPole has, of the same kind; and one more action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+
+def StrongPendulum() -> gymnasium.Env[Any, Any]:
+    """Pendulum-v1 with another range of actions."""
+    env = gymnasium.make("Pendulum-v1")
+    return gymnasium.wrappers.RescaleAction(env, np.float32(-3.0), np.float32(3.0))
+
+
+class KilledWhileItSends(Audit):
+    """Its observations are so large that an episode travels in pieces. The first worker dies after the first one."""
+
+    WIDTH = 100_000
+
+    def __init__(self, path: str) -> None:
+        super().__init__(short=10, long=10)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (self.WIDTH,), np.float32)
+        self._path = path
+
+    def step(self, action: Any) -> Step:
+        if self._step == 4:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL))
+                die_in_the_next_large_message()
+        return super().step(action)
+
+    def _observe(self) -> Obs:
+        return np.full(self.WIDTH, self._mark, np.float32)
+
+
+def die_in_the_next_large_message() -> None:
+    """After its first bytes have been written, as if somebody had killed this process at that moment."""
+    send = Connection._send  # type: ignore[attr-defined]
+
+    def send_some(self: Any, message: Any, *rest: Any) -> None:
+        if len(message) < KilledWhileItSends.WIDTH:
+            send(self, message, *rest)
+            return
+        os.write(self.fileno(), bytes(message[:1000]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Connection._send = send_some  # type: ignore[attr-defined]
+
+
+class StoppedAsItIsBuilt(Audit):
+    """The first worker that is built stops itself."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(short=10, long=10)
+        if multiprocessing.parent_process() is not None:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGSTOP)

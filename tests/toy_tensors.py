@@ -1,4 +1,4 @@
-"""Tensor environments whose every step can be foretold."""
+"""Tensor environments whose steps are all known in advance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from freerun.core import EnvSpec, Metrics, TensorStep
 class Counting:
     """Environment i has episodes of i + 2 steps; even ones terminate, odd ones are truncated.
 
-    It observes (i, steps of the episode, episode); the reward of a step is its number.
+    The observation is (i, steps of the episode so far, number of the episode); the reward is the number of the step.
     """
 
     is_capturable = False
@@ -68,7 +68,7 @@ class Counting:
             raise ValueError("the rotor fell off")
         while self._how == "sleep":
             time.sleep(1000)
-        if self._how == "lock":  # of which no signal wakes it
+        if self._how == "lock":  # a deadlock within C, which no signal ends
             c, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
             c.pthread_mutex_lock(mutex)
             c.pthread_mutex_lock(mutex)
@@ -93,7 +93,7 @@ def build(
 
 
 class Elsewhere(Counting):
-    """One of two that are simulated elsewhere: its first step needs the other's at the same time."""
+    """One of two simulators that are elsewhere. Its first step returns only while the other one makes its first too."""
 
     is_elsewhere = True
     meeting = threading.Barrier(2, timeout=30)

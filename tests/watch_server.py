@@ -1,4 +1,4 @@
-"""A real `freerun watch` for tests, and requests to it that say exactly what they are told to."""
+"""Starts a real `freerun watch` for tests, and sends it requests with exactly the given headers and parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Server:
         return parse_qs(urlsplit(self.url).query)["token"][0]
 
     def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET", **query: Any) -> Answer:
-        """With the right token unless another is given."""
+        """Send a request, with the right token unless another is given."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         given = {"token": self.token, **query}
         words = urlencode({name: value for name, value in given.items() if value is not None})
@@ -53,6 +53,7 @@ class Server:
 
 @contextmanager
 def watching(*paths: Path, **options: Any) -> Iterator[Server]:
+    """Run `freerun watch` with these flags while the block runs."""
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "freerun", "watch", *map(str, paths), "--until-input-ends"]
     process = subprocess.Popen(
@@ -69,7 +70,7 @@ def watching(*paths: Path, **options: Any) -> Iterator[Server]:
 
 
 def write_run(path: Path, num_updates: int = 3, **config: Any) -> Path:
-    """A run folder as a run would leave it after so many updates."""
+    """Write a run folder as a run leaves it after this number of updates."""
     path.mkdir(parents=True)
     settings = {"env": "CartPole-v1", "algo": "ppo", "mode": "freerun", "seed": 0, "num_workers": 2, **config}
     (path / "config.json").write_text(json.dumps(settings))
@@ -85,6 +86,7 @@ def write_run(path: Path, num_updates: int = 3, **config: Any) -> Path:
 
 
 def add_updates(path: Path, first: int, number: int) -> None:
+    """Append updates to metrics.jsonl."""
     with (path / "metrics.jsonl").open("a") as file:
         for update in range(first, first + number):
             record = {

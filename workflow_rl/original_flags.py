@@ -1,16 +1,29 @@
-"""The flags of the original scripts, said in freerun's words."""
+"""Translates the flags of the original scripts to freerun's, and adds the original's defaults."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 
-from freerun.cli import main
+from freerun.tools.cli.main import main
 
 FLAGS = {"--n-envs": "--num-workers", "--n-workers": "--num-workers"}
+DEFAULTS = {
+    "--num-workers": "100",
+    "--total-episodes": "100000",
+    "--episodes-per-update": "100",
+    "--red-agent": "B_lineAgent",
+}
+REPLACED_BY = {"--total-episodes": "--total-steps"}
+"""A run that the user ends by steps gets no default that would end it by episodes."""
 
 
-def translate(words: list[str]) -> list[str]:
-    """Old names become new ones, underscores become dashes; everything else is freerun's."""
+def train(mode: str, words: Sequence[str]) -> int:
+    """Call `freerun train`: on CybORG if its folder is given, otherwise on the built-in network."""
+    return main(command(mode, translate(words)))
+
+
+def translate(words: Sequence[str]) -> list[str]:
+    """Replace old names of flags by new ones and underscores by dashes. All other words stay."""
     translated = []
     for word in words:
         flag, equals, value = word.partition("=")
@@ -21,9 +34,16 @@ def translate(words: list[str]) -> list[str]:
     return translated
 
 
-def train(mode: str, defaults: dict[str, str]) -> int:
-    """`freerun train` on CybORG where its folder is given, on the built-in network otherwise."""
-    words = translate(sys.argv[1:])
-    env = "cyborg/CAGE2-v0" if "--cyborg-path" in words else "freerun/NetworkDefence-v0"
-    preset = [word for flag, value in defaults.items() if flag not in words for word in (flag, value)]
-    return main(["train", env, "--mode", mode, "--display", "classic", *preset, *words])
+def command(mode: str, words: list[str]) -> list[str]:
+    """The command line for freerun. A run that is resumed keeps its own settings, so it gets no defaults."""
+    given = {word.partition("=")[0] for word in words}
+    if "--resume" in given:
+        return ["train", "--display", "classic", *words]
+    env = "cyborg/CAGE2-v0" if "--cyborg-path" in given else "freerun/NetworkDefence-v0"
+    defaults = [
+        word
+        for flag, value in DEFAULTS.items()
+        if flag not in given and REPLACED_BY.get(flag) not in given
+        for word in (flag, value)
+    ]
+    return ["train", env, "--mode", mode, "--display", "classic", *defaults, *words]

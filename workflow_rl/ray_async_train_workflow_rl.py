@@ -1,9 +1,12 @@
 """The original's ray_async_train_workflow_rl.py: Ray actors, on one machine or many.
 
-freerun's mode `ray`; all of its flags are understood here too.
+It runs freerun's mode `ray` and takes all of freerun's flags, too. The defaults are 100 workers, 100,000 episodes,
+100 episodes per update.
 """
+
+import sys
 
 from original_flags import train
 
 if __name__ == "__main__":
-    raise SystemExit(train("ray", {"--episodes-per-update": "100", "--red-agent": "B_lineAgent"}))
+    raise SystemExit(train("ray", sys.argv[1:]))

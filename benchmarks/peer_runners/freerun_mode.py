@@ -11,12 +11,12 @@ import measuring
 import torch
 from workloads import WORKLOADS, Workload
 
-from freerun import registry
-from freerun.algorithms.ppo import PPO
-from freerun.algorithms.ppo_config import PPOConfig
-from freerun.collectors.freerun import Freerun, FreerunConfig
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.collecting.modes.freerun import Freerun, FreerunConfig
 from freerun.core import CollectorSettings
-from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.settings import registry
 from freerun.telemetry.ledger import Ledger
 from freerun.transport import processes
 
@@ -50,7 +50,7 @@ def collecting(workload: Workload) -> Iterator[measuring.Advance]:
     name = next(name for name, known in WORKLOADS.items() if known == workload)
     chosen = settings(name)
     torch.set_num_threads(1)
-    processes.preload([*registry.WORKER_MODULES, "freerun.envs.straggler"])
+    processes.preload([*registry.WORKER_MODULES, "freerun_envs.straggler"])
     factory = GymnasiumFactory(workload.env_id)
     algorithm = PPO(factory.spec, chosen.learning, seed=0, device="cpu", deterministic=False)
     ledger = Ledger()
@@ -69,7 +69,7 @@ def collecting(workload: Workload) -> Iterator[measuring.Advance]:
         if not COLLECT_ONLY:
             algorithm.observe(segments)
             algorithm.update(ledger.version, progress=0.0)
-        ledger.trained()
+        ledger.finish_update()
         collector.publish(algorithm.policy.weights, ledger.version)
         return ledger.steps - steps, ledger.episodes - episodes
 

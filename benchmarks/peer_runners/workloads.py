@@ -47,7 +47,7 @@ WORKLOADS = {
 
 def make_env(env_id: str, *_: Any, **__: Any) -> gymnasium.Env[Any, Any]:
     """Build an environment, also in a fresh worker process; peers pass settings of their own, which it ignores."""
-    import freerun.envs  # noqa: F401 - registers Straggler
+    import freerun.adapters.catalog  # noqa: F401 - registers Straggler
 
     return gymnasium.make(env_id, disable_env_checker=True)
 

@@ -2,8 +2,10 @@
 
     result = freerun.train("CartPole-v1", total_steps=100_000, num_workers=4)
     policy = freerun.load_policy(result.run_dir)
+    action = policy.predict(observation)
+    print(freerun.evaluate(result.run_dir, episodes=20))
 
-`freerun.resume(run_dir)` goes on with a run that was stopped or killed. On the command line: `freerun --help`.
+`freerun.resume(run_dir)` continues a run that was stopped or killed. On the command line: `freerun --help`.
 """
 
 import importlib
@@ -11,15 +13,19 @@ from typing import Any
 
 from freerun.version import VERSION as __version__
 
-__all__ = ["Result", "__version__", "load_policy", "resume", "train"]
+__all__ = ["Evaluation", "Result", "TrainedPolicy", "__version__", "evaluate", "load_policy", "resume", "train"]
 
 _HOMES = {
+    "Evaluation": "freerun.run.evaluation",
     "Result": "freerun.experiment",
-    "load_policy": "freerun.evaluation",
-    "resume": "freerun.python_api",
-    "train": "freerun.python_api",
+    "TrainedPolicy": "freerun.run.deployment",
+    "evaluate": "freerun.run.evaluation",
+    "load_policy": "freerun.run.deployment",
+    "resume": "freerun.tools.api",
+    "train": "freerun.tools.api",
 }
-"""Imported when they are asked for: worker processes import this package and must stay light."""
+"""Where each name lives. It is imported at first use, because worker processes import this package and must stay
+light."""
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import sys
 
-from freerun.cli import main
+from freerun.tools.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,30 +1,39 @@
-"""The composition root: puts the parts of a run together, and turns the crank."""
+"""The wiring of a run on one page: which parts there are, in which order they are made, and what connects them."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freerun import learners
-from freerun.completing import complete
-from freerun.config import TrainConfig
-from freerun.core import SERIES_BITS, Policy, Start, UserError
-from freerun.making import check_fit, make_algorithm, make_envs
+from freerun.core import SimulatorCollector, SimulatorThreadCollector, StartPoint, UserError, first_episode_of
 from freerun.persistence.checkpoint import Checkpoint
+from freerun.persistence.redaction import refuse_redacted
 from freerun.persistence.run_folder import RunFolder
-from freerun.persistence.secrecy import refuse_hidden
-from freerun.pool import Pool
-from freerun.recording import Recorder, Run, restore
-from freerun.registry import flatten_config
-from freerun.resuming import check_changes
+from freerun.run import init_from, learner_group
+from freerun.run.checkpoint_state import restore
+from freerun.run.deployment import TrainedPolicy
+from freerun.run.init_from import Learned
+from freerun.run.outputs import RunOutputs
+from freerun.run.pool import Pool
+from freerun.run.resume import check_changes
+from freerun.run.run_parts import RunParts
+from freerun.settings.config import TrainConfig
+from freerun.settings.defaults import complete
+from freerun.settings.factories import cautions, check_fit, make_algorithm, make_envs
+from freerun.settings.registry import flatten_config
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.joint_ledger import JointLedger
 from freerun.telemetry.ledger import Ledger
 from freerun.training import train
+
+logger = logging.getLogger("freerun")
 
 
 @dataclass(frozen=True)
@@ -33,73 +42,109 @@ class Result:
 
     run_dir: Path
     summary: dict[str, Any]
-    policy: Policy
+    """The content of summary.json."""
+    policy: TrainedPolicy
+    """The policy as it was at the end, to act with: `result.policy.predict(obs)`."""
     is_kept: bool = True
-    """Whether the disk took all of it."""
+    """False if the disk did not take everything that the run wrote."""
     page: str | None = None
-    """Address of the web page that showed it, with --watch."""
+    """The address of the web page that showed the run, with --watch."""
 
 
 def run(
-    config: TrainConfig[Any, Any], pool: Pool | None = None, series: int = 0, resumed: Checkpoint | None = None
+    config: TrainConfig[Any, Any],
+    pool: Pool | None = None,
+    training: int = 0,
+    resumed: Checkpoint | None = None,
+    learned: Learned | None = None,
 ) -> Result:
-    """Train as configured; keep what was learned also when the run is interrupted or fails.
+    """Train as configured. What was learned is saved even if the run is interrupted or fails.
 
-    Given a pool, its workers serve: this is the `series`-th training of theirs, and they stay for the next. Given a
-    checkpoint, the run goes on from there.
+    With a `pool`, its workers serve: this is their k-th `training` in a series, and they stay for the next. With a
+    checkpoint, the run continues from there. `learned` is what --init-from names, if another learner has read it.
     """
+    # 1. Settings: complete, allowed, and written down by their flat names.
     config = complete(config)
+    if config.init_from is not None and resumed is None:  # a resumed run started from there long ago
+        learned = learned or init_from.find(config.init_from)
+        config = dataclasses.replace(config, init_from=learned.path)
     settings = flatten_config(config)
-    refuse_hidden(settings)
+    refuse_redacted(settings)
     if resumed is not None:
         check_changes(config, resumed)
+    if pool is not None and config.num_learners > 1:
+        raise UserError("a series of trainings has one learner: leave --num-learners out")
     with contextlib.ExitStack() as stack:
-        if pool is not None and config.num_learners > 1:
-            raise UserError("several workflows are trained by one learner: leave --num-learners out")
-        learner = stack.enter_context(learners.joined(config, functools.partial(run, resumed=resumed)))
-        peers, config = learner.peers, learner.config
-        if resumed is None or peers.index > 0:
-            folder = RunFolder.choose(config.run_dir, settings["env"], config.mode)
+        # 2. Learners: usually this process alone. Each of several runs this function, with its share of the workers.
+        again = functools.partial(run, resumed=resumed, learned=learned)
+        learner = stack.enter_context(learner_group.joined(config, again))
+        group, config = learner.peers, learner.config
+        is_first = group.index == 0
+        resumed_here = resumed if is_first else None  # the other learners have no folder to continue in
+        if resumed_here is not None:
+            folder = RunFolder(resumed_here.path.parent.parent)
         else:
-            folder = RunFolder(resumed.path.parent.parent)
+            folder = RunFolder.choose(config.run_dir, settings["env"], config.mode)
+
+        # 3. Environments, the algorithm, and the ledger: new, from another run's networks, or from a checkpoint.
         if pool is None:
             pool = Pool(make_envs(config))
             stack.callback(pool.close)
-        algorithm = make_algorithm(config, pool.factory, peers)
+        algorithm = make_algorithm(config, pool.factory, group)
+        if learned is not None:
+            init_from.start(algorithm, learned, pool.factory.spaces, config)
         check_fit(config, algorithm)
-        ledger = Ledger(first_episode=series << SERIES_BITS) if peers.count == 1 else JointLedger(peers)
-        start = Start(series << SERIES_BITS)
-        if resumed is not None:
-            start = restore(resumed.state, algorithm, ledger)
-            resumed = resumed if peers.index == 0 else None  # the others have no folder to go on in
-        if resumed is not None:
+        first_episode = first_episode_of(training)
+        ledger = Ledger(first_episode=first_episode) if group.count == 1 else JointLedger(group)
+        start = StartPoint(first_episode) if resumed is None else restore(resumed.state, algorithm, ledger)
+        if resumed_here is not None:
             stack.callback(folder.claim())
-        started = time.perf_counter()
-        collector = pool.collector(config, algorithm, start, peers)
+
+        # 4. Workers, which collect from now on; and everything that the run writes and shows.
+        began = time.perf_counter()
+        collector = pool.collector(config, algorithm, start, group)
+        startup_seconds = time.perf_counter() - began
         budget = Budget(config.total_steps, config.total_episodes)
         assert pool.tracks is not None
-        parts = (algorithm, collector, ledger, budget, pool.tracks, pool.incidents)
-        this = Run(config, settings, *parts, time.perf_counter() - started)
-        record = stack.enter_context(Recorder(this, folder, resumed, is_follower=peers.index > 0))
-        outcome, error = "failed", None
-        try:
-            with record.stoppable():
-                learn = functools.partial(
-                    train, algorithm, collector, budget, ledger, record.sinks, record.gauges, record.shares
-                )
-                if hasattr(collector, "simulator_watch"):
-                    collector.simulator_watch.when_stuck = record.abandon
-                if hasattr(collector, "beside"):
-                    collector.beside(learn)
-                else:
-                    learn()
-            outcome = "finished"
-        except KeyboardInterrupt:
-            learner.interrupted()
-            outcome = "interrupted"
-        except Exception as failure:
-            error = str(failure)
-            raise
-        finally:
-            summary = record.finish(outcome, error)
-    return Result(folder.path, summary, algorithm.policy, record.is_kept, record.page)
+        made = (algorithm, collector, ledger, budget, pool.tracks, pool.incidents)
+        parts = RunParts(config, settings, pool.factory.spaces, *made, startup_seconds)
+        outputs = stack.enter_context(RunOutputs(parts, folder, resumed_here, is_follower=not is_first))
+
+        # 5. The training loop.
+        if is_first:
+            for sentence in cautions(config, pool.factory, algorithm):
+                logger.warning(sentence)
+        summary = _train(parts, outputs, learner.interrupted)
+    policy = TrainedPolicy(algorithm.policy, pool.factory.spaces, functools.partial(_trusted_settings, config))
+    return Result(folder.path, summary, policy, outputs.is_complete, outputs.page)
+
+
+def _train(parts: RunParts, outputs: RunOutputs, interrupted: Callable[[], None]) -> dict[str, Any]:
+    """Run the training loop, save what was learned whatever ends it, and return the summary."""
+    collector = parts.collector
+    recorded = (outputs.sinks, outputs.gauges, outputs.shares)
+    learn = functools.partial(train, parts.algorithm, collector, parts.budget, parts.ledger, *recorded)
+    outcome, error = "failed", None
+    try:
+        with outputs.interruptible():
+            if isinstance(collector, SimulatorCollector):
+                collector.simulator_watch.when_stuck = outputs.abandon
+            if isinstance(collector, SimulatorThreadCollector):
+                collector.run_with_learner(learn)
+            else:
+                learn()
+        outcome = "finished"
+    except KeyboardInterrupt:
+        interrupted()  # raises what ended another learner, if that is why this one was interrupted
+        outcome = "interrupted"
+    except Exception as failure:
+        error = str(failure)
+        raise
+    finally:
+        summary = outputs.finish(outcome, error)
+    return summary
+
+
+def _trusted_settings(config: TrainConfig[Any, Any], trust: Sequence[str]) -> TrainConfig[Any, Any]:
+    """The settings of a run of this very process: its code needs nobody's trust."""
+    return config

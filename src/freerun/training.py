@@ -1,13 +1,14 @@
-"""The loop: the same for every algorithm and every mode, and the only place that measures who waits for whom."""
+"""The training loop: the same for every algorithm and mode, and the only place that measures who waits for whom."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from freerun.core import Algorithm, Collector, Gauge, Metrics, MetricSink, State
+from freerun.core import Algorithm, Collector, Gauge, MetricSink
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
-from freerun.telemetry.shares import Shares
+from freerun.telemetry.time_shares import TimeShares
+from freerun.telemetry.update_record import make_record
 
 
 def train(
@@ -17,39 +18,34 @@ def train(
     ledger: Ledger,
     sinks: Sequence[MetricSink],
     gauges: Sequence[Gauge] = (),
-    shares: Shares | None = None,
+    shares: TimeShares | None = None,
 ) -> None:
-    """Collect what the algorithm demands, account for it, observe; when the demand is empty: update, publish."""
-    shares = shares or Shares(collector.num_workers)
+    """Collect what the algorithm demands, account for it, observe it; when nothing is missing: update and publish."""
+    shares = shares or TimeShares(collector.num_workers)
     shares.begin(ledger, collector.counts())
     collector.publish(algorithm.policy.weights, ledger.version)
     while (progress := budget.progress(ledger)) < 1.0:
-        shares.learner_enters(State.WAITING_FOR_DATA)
-        while True:  # an empty demand takes what has arrived
-            segments = collector.collect(algorithm.demand())
+        shares.learner_waits(algorithm.demand(), ledger)
+        while True:  # at least once: an empty demand takes what has already arrived
+            demand, steps_before = budget.within(algorithm.demand(), ledger), ledger.steps
+            segments = collector.collect(demand)
             ledger.account(segments)
             algorithm.observe(segments)
-            if not algorithm.demand():
+            missing = algorithm.demand()
+            if not missing or budget.steps_left(ledger) == 0:
                 break
-        shares.learner_enters(State.BUSY)
+            # The budget is spent, and the data brought the algorithm no nearer to its last update.
+            if ledger.steps > steps_before and not budget.allows(demand, missing, ledger):
+                return
+        shares.learner_works("updating")
         metrics = algorithm.update(ledger.version, progress)
-        metrics |= ledger.lags()
-        ledger.trained(progress)
+        metrics |= ledger.lag_metrics()  # before the ledger counts the update: the lag is that of the data just used
+        ledger.finish_update(progress)
+        # Publish first and write afterwards: workers go on with the new weights while the learner writes.
         collector.publish(algorithm.policy.weights, ledger.version)
         counts = collector.counts()
         ledger.check_balance(counts)
-        record: Metrics = {
-            "update": ledger.version,
-            "episodes": ledger.episodes,
-            "return_mean": ledger.mean_return,
-            "length_mean": ledger.mean_length,
-            "progress": budget.progress(ledger),
-            **shares.rates(ledger.steps, ledger.episodes, ledger.version, counts.busy_seconds),
-            **metrics,
-            **{name: value for gauge in gauges for name, value in gauge.read(ledger.steps).items()},
-            "dropped_steps": counts.steps_dropped,
-            **({} if counts.queue_fill is None else {"queue_percent": 100 * counts.queue_fill}),
-            "worker_restarts": counts.worker_restarts,
-        }
+        shares.learner_works("evaluating the policy or writing results")
+        record = make_record(metrics, budget, ledger, counts, shares, gauges)
         for sink in sinks:
             sink.write(ledger.steps, record)

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import freerun
-from freerun.algorithms.mbpo import MBPO, MBPOConfig
+from freerun.algorithms.mbpo.mbpo import MBPO
+from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
+from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
 from freerun.core import EnvSpec, Segment, UserError
 
 ENV = EnvSpec(
@@ -93,24 +97,24 @@ def test_in_turn_and_at_the_same_time_do_the_same_work() -> None:
 def test_what_the_model_makes_carries_its_version() -> None:
     algorithm = make()
     run(algorithm, 5)
-    versions = algorithm._imagined.versions[: algorithm._imagined.size]
-    assert sorted(set(versions.tolist())) == list(range(1, algorithm._model.version + 1))
-    assert versions[-1] == algorithm._model.version
+    versions = algorithm.model_buffer.versions[: algorithm.model_buffer.size]
+    assert sorted(set(versions.tolist())) == list(range(1, algorithm.model.version + 1))
+    assert versions[-1] == algorithm.model.version
 
 
 def test_rollouts_end_where_the_model_says_so() -> None:
     algorithm = make(rollout_length=4, termination="never")
     run(algorithm, 1)
-    rollouts = algorithm._rollouts
-    starts = algorithm._real.draw(rollouts.num_rows).steps.obs
-    rollouts.prepare(starts, algorithm._agent.weights)
+    rollouts = algorithm.rollouts
+    starts = algorithm.real_buffer.sample(rollouts.num_rows).steps.obs
+    rollouts.prepare(starts, algorithm.agent.weights)
     steps = rollouts.run(4)
     assert len(steps.reward) == 4 * rollouts.num_rows
     assert torch.equal(steps.obs[: rollouts.num_rows], starts)
     assert torch.equal(steps.obs[rollouts.num_rows :], steps.next_obs[: -rollouts.num_rows])
 
-    algorithm._model._ends = lambda next_obs: next_obs[:, 0] > 0
-    rollouts.prepare(starts, algorithm._agent.weights)
+    algorithm.model.termination = lambda next_obs: next_obs[:, 0] > 0
+    rollouts.prepare(starts, algorithm.agent.weights)
     steps = rollouts.run(4)
     assert torch.equal(steps.terminated.bool(), steps.next_obs[:, 0] > 0)
     num_ended = int(steps.terminated.sum())
@@ -126,24 +130,147 @@ def test_rollouts_end_where_the_model_says_so() -> None:
 def test_model_rollouts_are_forgotten_in_time() -> None:
     algorithm = make(model_steps_kept=100)
     run(algorithm, 6)
-    assert algorithm._imagined.size == 1000  # 10 per step, of 100 steps
-    drawn = algorithm._imagined.versions[algorithm._imagined.draw(2000).rows]
-    assert drawn.min() >= algorithm._model.version - 1
+    assert algorithm.model_buffer.size == 1000  # 10 per step, of 100 steps
+    drawn = algorithm.model_buffer.versions[algorithm.model_buffer.sample(2000).rows]
+    assert drawn.min() >= algorithm.model.version - 1
+
+
+def drawn_of(algorithm: MBPO, num_updates: int) -> list[torch.Tensor]:
+    """Run updates on buffers whose memory was filled with NaN before: every batch that the agent learns from."""
+    for replay in (algorithm.real_buffer, algorithm.model_buffer):
+        replay.rows.fill_(torch.nan)
+    batches: list[torch.Tensor] = []
+    learn = algorithm.agent.learn
+
+    def spy(sample: ReplaySample) -> torch.Tensor:
+        batches.append(torch.cat([part.reshape(len(sample.steps.reward), -1) for part in sample.steps], dim=1))
+        return learn(sample)
+
+    algorithm.agent.learn = spy  # type: ignore[method-assign]
+    run(algorithm, num_updates)
+    return batches
+
+
+@pytest.mark.parametrize("stages", ["in-turn", "concurrent"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_elites": 3, "num_models": 3},  # 167 rows for each of 3 elites are more than the 500 that are due
+        {"num_elites": 12, "num_models": 12},
+        {"num_elites": 14, "num_models": 14},
+        {"num_elites": 5, "num_models": 7, "steps_per_update": 8, "rollouts_per_step": 33.0},
+        {"rollouts_per_step": 0.03},  # 1.5 rollouts per update, of which each elite needs one
+        {"rollouts_per_step": 0.0005},  # less than one model step for all the steps that are kept
+    ],
+    ids=str,
+)
+def test_the_first_update_has_model_steps_to_learn_from(stages: str, settings: dict[str, Any]) -> None:
+    algorithm = make(stages, **settings)
+    batches = drawn_of(algorithm, 3)
+    num_steps = settings.get("steps_per_update", 50)
+    assert len(batches) == 2 * 3 * num_steps
+    assert all(batch.isfinite().all() for batch in batches)
+    # Rows keep the declared pace, but for a batch that is not complete yet, or one that was made early.
+    due = 3 * num_steps * settings.get("rollouts_per_step", 10.0)
+    num_rows = algorithm.rollouts.num_rows
+    assert num_rows % algorithm.config.num_elites == 0
+    assert abs(algorithm.model_buffer.total - due) <= num_rows
+
+
+@given(
+    num_elites=st.integers(1, 14),
+    steps_per_update=st.integers(1, 40),
+    rollouts_per_step=st.floats(0.001, 12),
+    model_steps_kept=st.integers(1, 60),
+    rollout_length_end=st.integers(1, 3),
+    real_share=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    replay=st.sampled_from(["uniform", "prioritised", "recency"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_row_that_is_drawn_has_been_written(num_elites: int, **chosen: Any) -> None:
+    algorithm = make(
+        num_models=num_elites,
+        num_elites=num_elites,
+        hidden_sizes=(4,),
+        model_hidden_sizes=(4,),
+        learning_starts=10,
+        updates_per_step=0.5,
+        model_updates_per_step=0.1,
+        model_batch_size=8,
+        batch_size=8,
+        rollout_growth=(20, 40),
+        buffer_size=50,
+        **chosen,
+    )
+    for replay in (algorithm.real_buffer, algorithm.model_buffer):
+        replay.rows.fill_(torch.nan)
+    for version in range(4):
+        algorithm.observe([segment(algorithm.demand().steps, seed=version)])
+        algorithm.update(version, 0.0)
+        # A longer rollout never overwrites a part of itself.
+        assert algorithm.rollouts.num_rows * algorithm.config.length_at(10**6) <= algorithm.model_buffer.capacity
+        for replay in (algorithm.real_buffer, algorithm.model_buffer):
+            assert all(part.isfinite().all() for part in replay.sample(200).steps)
+
+
+def test_the_agent_waits_for_model_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradient steps that could not be taken are made up for, once there is something to learn from."""
+    algorithm = make()
+    with monkeypatch.context() as patched:
+        patched.setattr(algorithm.rollouts, "run", lambda length: nothing())
+        assert run(algorithm, 2)[-1]["agent_updates"] == 0
+    assert run(algorithm, 1)[-1]["agent_updates"] == 2 * 150
+
+
+@pytest.mark.parametrize("stages", ["in-turn", "concurrent"])
+def test_model_steps_that_are_not_finite_are_left_out_counted_and_said_once(
+    stages: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = make(stages, rollout_length=2, termination="never")
+    run(algorithm, 1)
+    predict = algorithm.model.predict
+    calls = 0
+
+    def broken(obs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """In the first step three rollouts of each batch break; they must not count again in the second."""
+        nonlocal calls
+        calls += 1
+        next_obs, reward, ended = predict(obs, action)
+        if calls % 2:
+            next_obs[7, 0], next_obs[8, 1], reward[9] = torch.nan, torch.inf, -torch.inf
+            ended[9] = True  # also where the rollout ends there: 0 times NaN is NaN
+        return next_obs, reward, ended
+
+    algorithm.model.predict = broken  # type: ignore[method-assign]
+    rows_before = algorithm.model_buffer.total
+    with caplog.at_level(logging.WARNING, "freerun"):
+        history = run(algorithm, 3)
+    assert [line["model_steps_rejected"] for line in history] == [3, 3, 3]
+    assert caplog.text.count("made 3 steps that are not finite") == 1
+    # Each update makes 500 rollouts of 2 steps, of which three break in the first step and have no second.
+    assert algorithm.model_buffer.total - rows_before == 3 * (2 * 500 - 6)
+    assert all(part.isfinite().all() for part in algorithm.model_buffer.newest(algorithm.model_buffer.size))
+    assert [line["bad_gradients"] for line in history] == [0, 0, 0]
+    assert all(np.isfinite(line["critic_loss"]) for line in history)
+
+
+def nothing() -> StepBatch:
+    return StepBatch(torch.empty(0, 2), torch.empty(0, 1), torch.empty(0), torch.empty(0, 2), torch.empty(0))
 
 
 def test_a_share_of_each_batch_is_real() -> None:
     algorithm = make(real_share=0.25)
     run(algorithm, 1)
     seen: list[int] = []
-    learn = algorithm._agent.learn
+    learn = algorithm.agent.learn
 
-    def spy(draw: Any) -> Any:
-        seen.append(len(draw.rows))
-        assert len(draw.steps.reward) == 32
-        return learn(draw)
+    def spy(sample: Any) -> Any:
+        seen.append(len(sample.rows))
+        assert len(sample.steps.reward) == 32
+        return learn(sample)
 
-    algorithm._agent.learn = spy  # type: ignore[method-assign]
-    algorithm._learn_once()
+    algorithm.agent.learn = spy  # type: ignore[method-assign]
+    algorithm.take_gradient_steps(1)
     assert seen == [8]
 
 
@@ -158,12 +285,18 @@ def test_training_goes_on_when_the_model_diverges(stages: str, caplog: pytest.Lo
     assert last["agent_updates"] == 2 * 350
 
 
-@pytest.mark.parametrize("stages", ["in-turn"])
+@pytest.mark.parametrize("stages", ["in-turn", "concurrent"])
 def test_a_restored_learner_goes_on_bit_for_bit(stages: str) -> None:
-    first, second = make(stages), make(stages)
-    run(first, 3)
+    """There is room for rollouts of 6 steps, and they still have one: most of what the buffer holds has expired."""
+    first, second = (
+        make(stages, model_steps_kept=50, rollout_length_end=6, rollout_growth=(10_000, 20_000)) for _ in range(2)
+    )
+    run(first, 6)
     second.load_state_dict(first.state_dict())
     for algorithm in (first, second):
+        assert algorithm.model_buffer.size == 6 * 500
+        drawn = algorithm.model_buffer.sample(5000).rows
+        assert drawn.min() >= 2500  # 10 rollouts per step, of 50 steps
         for seed in (11, 12):
             algorithm.observe([segment(50, seed=seed)])
             algorithm.update(3, 0.0)
@@ -177,9 +310,26 @@ def test_an_error_in_a_stage_reaches_the_learner(monkeypatch: pytest.MonkeyPatch
     def broken(length: int) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(algorithm._rollouts, "run", broken)
+    monkeypatch.setattr(algorithm.rollouts, "run", broken)
     with pytest.raises(RuntimeError, match="no room"):
         run(algorithm, 1)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 4])
+def test_first_steps_of_which_none_could_be_held_out_are_refused(num_steps: int) -> None:
+    with pytest.raises(UserError, match=r"needs 5 steps for its first training.*--learning-starts"):
+        MBPOConfig(learning_starts=num_steps, steps_per_update=num_steps)
+    with pytest.raises(UserError, match="--buffer-size to at least 5"):
+        MBPOConfig(learning_starts=0, buffer_size=num_steps)
+
+
+def test_five_first_steps_are_enough(caplog: pytest.LogCaptureFixture) -> None:
+    algorithm = make(learning_starts=5, steps_per_update=1)
+    with caplog.at_level(logging.WARNING, "freerun"):
+        first, *_ = run(algorithm, 3)
+    assert np.isfinite(first["model_error"])
+    assert not caplog.text
+    assert all(part.isfinite().all() for part in algorithm.model_buffer.newest(algorithm.model_buffer.size))
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from freerun.algorithms.ppo import PPO
-from freerun.algorithms.ppo_config import PPOConfig
-from freerun.collectors.rollout import Rollout, in_order
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.collecting.rollouts.rollout import Rollout, next_from
 from freerun.core import Demand, FloatArray, Segment, UserError
-from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.persistence.checkpoint import Checkpoints, newest
 
 
 def make(env: str, config: PPOConfig, **env_args: object) -> tuple[PPO, Rollout]:
@@ -22,7 +24,7 @@ def make(env: str, config: PPOConfig, **env_args: object) -> tuple[PPO, Rollout]
 
 
 def episodes(rollout: Rollout, first: int, num: int) -> list[Segment]:
-    return [segment.copy() for segment in rollout.episodes(in_order(range(first, first + num)))]
+    return [segment.copy() for segment in rollout.episodes(next_from(range(first, first + num)))]
 
 
 @pytest.mark.parametrize(("kind", "best"), [("discrete", 10.0), ("multidiscrete", 20.0), ("box", 10.0)])
@@ -42,7 +44,7 @@ def test_value_of_a_truncated_episode_counts_what_would_have_come() -> None:
     for version in range(40):
         ppo.observe(episodes(rollout, 20 * version, 20))
         ppo.update(version, 0.0)
-    value = ppo._net.value(torch.ones(1, 1)).item()
+    value = ppo.net.value(torch.ones(1, 1)).item()
     assert value == pytest.approx(10.0, abs=0.5)  # 1 / (1 − 0.9); without the bootstrap it would be near 6
 
 
@@ -87,9 +89,9 @@ def updated_weights(lag: int, **options: Any) -> FloatArray:
 @pytest.mark.parametrize("lag", [0, 1])
 def test_decoupled_objective_is_plain_ppo_without_lag_and_only_then(lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decoupled = updated_weights(lag)
-    monkeypatch.setattr("freerun.algorithms.lessons.proximal_log_prob", lambda behaviour, *_: behaviour)
+    monkeypatch.setattr("freerun.algorithms.ppo.training_batch.proximal_log_prob", lambda behaviour, *_: behaviour)
     monkeypatch.setattr(
-        "freerun.algorithms.lessons.importance_weight", lambda behaviour, *_: torch.ones_like(behaviour)
+        "freerun.algorithms.ppo.training_batch.importance_weight", lambda behaviour, *_: torch.ones_like(behaviour)
     )
     assert np.array_equal(decoupled, updated_weights(lag)) == (lag == 0)
 
@@ -119,13 +121,20 @@ def test_update_stops_early_when_the_policy_has_moved_far_enough() -> None:
     assert 0 < steps[1] < 100
 
 
+def test_the_last_update_of_a_run_may_have_a_single_step() -> None:
+    factory = GymnasiumFactory("CartPole-v1", max_episode_steps=1)
+    ppo = PPO(factory.spec, PPOConfig(steps_per_update=100), seed=1, device="cpu", deterministic=False)
+    ppo.observe(episodes(Rollout(factory.make(1), ppo.policy, run_seed=1), 0, 1))
+    assert all(np.isfinite(value) for value in ppo.update(0, 0.99).values())
+
+
 def test_rewards_are_divided_by_the_deviation_of_the_return() -> None:
     ppo, rollout = make("toy_envs:Endless", PPOConfig(episodes_per_update=2, normalize_reward=True, gamma=0.5))
     ppo.observe(episodes(rollout, 0, 2))
     ppo.update(0, 0.0)
     # Discounted returns of one episode: 1, 1.5, 1.75, … 2 − 2^−9; both episodes alike.
     returns = np.array([2 - 0.5**step for step in range(10)])
-    assert ppo._return_moments.variance == pytest.approx(returns.var(), rel=1e-5)
+    assert ppo.reward_scale.moments.variance == pytest.approx(returns.var(), rel=1e-5)
 
 
 def test_state_continues_exactly() -> None:
@@ -139,6 +148,29 @@ def test_state_continues_exactly() -> None:
     for ppo in (first, second):
         ppo.observe(segments)
         ppo.update(1, 0.0)
+    np.testing.assert_array_equal(first.policy.weights, second.policy.weights)
+
+
+def test_a_restored_learning_rate_lies_where_recorded_gradient_steps_read_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Everything but the recording itself is as on a GPU; the state takes the way through a checkpoint on disk."""
+    monkeypatch.setattr("freerun.algorithms.ppo.ppo.acceleration_of", lambda config, device: "graph")
+    config = PPOConfig(episodes_per_update=4, minibatch_size=20, anneal_learning_rate=True)
+    first, rollout = make("toy_envs:OneBit", config)
+    first.observe(episodes(rollout, 0, 4))
+    first.update(0, 0.0)
+    Checkpoints(tmp_path, 1).write(1, {"algorithm": first.state_dict()}, b"policy")
+    second, _ = make("toy_envs:OneBit", config)
+    read_by_the_graph = second.optimizers()["optimizer"].param_groups[0]["lr"]
+    assert isinstance(read_by_the_graph, torch.Tensor)
+    second.load_state_dict(newest(tmp_path).state["algorithm"])
+    assert second.optimizers()["optimizer"].param_groups[0]["lr"] is read_by_the_graph
+    segments = episodes(rollout, 4, 4)
+    for ppo in (first, second):
+        ppo.observe(segments)
+        ppo.update(1, 0.75)
+        assert float(ppo.optimizers()["optimizer"].param_groups[0]["lr"]) == pytest.approx(3e-4 / 4)
     np.testing.assert_array_equal(first.policy.weights, second.policy.weights)
 
 

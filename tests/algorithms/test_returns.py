@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from freerun.algorithms.returns import clipped_objective, gae, importance_weight, proximal_log_prob, vtrace
+from freerun.algorithms.ppo.objective import approx_kl, clipped_objective, policy_change
+from freerun.algorithms.ppo.returns import gae, running_return, vtrace
+from freerun.algorithms.ppo.training_batch import importance_weight, proximal_log_prob
 
 GAMMA, LAMBDA = 0.5, 0.5
 
@@ -101,3 +105,20 @@ def test_vtrace_is_gae_without_lag_to_the_last_bit() -> None:
     expected = gae(*steps, 0.99, 0.95)
     for result in vtrace(*steps, torch.ones(shape), 0.99, 0.95):
         assert torch.equal(result, expected)
+
+
+def test_running_return_by_hand() -> None:
+    # R_0 = 1; R_1 = 2 + 0.5·1 = 2.5, where the episode ends; R_2 = 3; R_3 = 4 + 0.5·3 = 5.5
+    # Weights of a return before the first row: 0.5, 0.25, then nothing, for another episode has begun.
+    returns, weights = running_return(column(1.0, 2, 3, 4), flags(0, 1, 0, 0), GAMMA)
+    torch.testing.assert_close(returns, column(1, 2.5, 3, 5.5))
+    torch.testing.assert_close(weights, column(0.5, 0.25, 0, 0))
+
+
+def test_the_change_of_a_policy_by_hand() -> None:
+    ratio = torch.tensor([1.0, 2.0, 0.5, 1.1])
+    # mean(r − 1 − log r) = (0 + 1 − log 2 + −0.5 + log 2 + 0.1 − log 1.1) / 4; two of four ratios are outside 1 ± 0.2
+    expected = (0.6 - math.log(1.1)) / 4
+    torch.testing.assert_close(approx_kl(ratio.log()), torch.tensor(expected))
+    torch.testing.assert_close(policy_change(ratio.log(), 0.2), torch.tensor([expected, 0.5]))
+    assert policy_change(torch.empty(0), 0.2).tolist() == [0.0, 0.0]

@@ -14,17 +14,23 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freerun.algorithms.actor import ActorSpec, MLPActor
-from freerun.algorithms.networks import squash
-from freerun.algorithms.replay import Draw, Steps
-from freerun.algorithms.sac import SAC, Pace
-from freerun.algorithms.soft_agent import Agent, SACConfig
-from freerun.capture import Repeated
+from freerun.algorithms.mbpo.mbpo import MBPO
+from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
+from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
+from freerun.algorithms.policies.networks import squashed_sample
+from freerun.algorithms.sac.off_policy import UpdateBudget
+from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
+from freerun.algorithms.sac.sac import SAC
+from freerun.algorithms.sac.sac_config import SACConfig
+from freerun.algorithms.sac.soft_agent import SoftAgent, critic_values
 from freerun.core import Acceleration, EnvSpec, Segment, UserError
+from freerun.cuda_graphs import GraphedStep
 from freerun.experiment import run
-from freerun.registry import make_config
+from freerun.settings.registry import make_config
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU = torch.device("cpu")
+DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=NEEDS_GPU)]
 
 
 def env_spec(obs_size: int = 2, low: tuple[float, ...] = (-1.0,), high: tuple[float, ...] = (3.0,)) -> EnvSpec:
@@ -88,7 +94,7 @@ def test_it_learns_to_aim() -> None:
 
 def test_the_numpy_actor_is_the_torch_policy() -> None:
     spec = ActorSpec.squashed(env_spec(), (16, 16), "relu")
-    agent, actor = Agent(spec, SACConfig(hidden_sizes=(16, 16)), 3, CPU), MLPActor(spec, scalar_actions=False)
+    agent, actor = SoftAgent(spec, SACConfig(hidden_sizes=(16, 16)), 3, CPU), MLPActor(spec, scalar_actions=False)
     with torch.no_grad():
         agent.weights.mul_(3)  # away from the flat start
     agent.export(actor)
@@ -97,7 +103,7 @@ def test_the_numpy_actor_is_the_torch_policy() -> None:
     decision = actor.act(obs, noise)
     with torch.no_grad():
         mean, log_std = agent.soft_policy.net(torch.from_numpy(obs)).chunk(2, dim=1)
-        action, log_prob = squash(mean, log_std, torch.from_numpy(noise))
+        action, log_prob = squashed_sample(mean, log_std, torch.from_numpy(noise))
     np.testing.assert_allclose(decision.action, 1 + 2 * action.numpy(), atol=1e-5)  # the range is [-1, 3]
     # The actions are twice as far apart as those in [-1, 1], so half as dense.
     expected = log_prob.numpy() - math.log(2)
@@ -110,7 +116,7 @@ def test_the_numpy_actor_is_the_torch_policy() -> None:
 
 def test_an_untrained_policy_spreads_its_actions_over_the_range() -> None:
     spec = ActorSpec.squashed(env_spec(), (16, 16), "relu")
-    agent, actor = Agent(spec, SACConfig(hidden_sizes=(16, 16)), 0, CPU), MLPActor(spec, scalar_actions=False)
+    agent, actor = SoftAgent(spec, SACConfig(hidden_sizes=(16, 16)), 0, CPU), MLPActor(spec, scalar_actions=False)
     agent.export(actor)
     rng = np.random.default_rng(0)
     action = actor.act(rng.normal(size=(20_000, 2)).astype(np.float32), actor.draw(rng, 20_000)).action
@@ -122,25 +128,58 @@ def test_an_untrained_policy_spreads_its_actions_over_the_range() -> None:
 
 def test_what_the_critics_should_say() -> None:
     spec = ActorSpec.squashed(env_spec(), (8,), "relu")
-    agent = Agent(spec, SACConfig(hidden_sizes=(8,), gamma=0.9), 0, CPU)
-    for weight in agent._targets.parameters():
+    agent = SoftAgent(spec, SACConfig(hidden_sizes=(8,), gamma=0.9), 0, CPU)
+    for weight in agent.target_critics.parameters():
         weight.data.zero_()
-    agent._targets.biases[-1].data[:, 0, 0] = torch.tensor([5.0, 4.0])  # the lower of the two counts
-    steps = Steps(
+    agent.target_critics.biases[-1].data[:, 0, 0] = torch.tensor([5.0, 4.0])  # the lower of the two counts
+    steps = StepBatch(
         torch.zeros(2, 2), torch.zeros(2, 1), torch.tensor([1.0, 1.0]), torch.zeros(2, 2), torch.tensor([0.0, 1.0])
     )
     noise = torch.zeros(4, 1)
-    _, _, target = agent._act_and_look_ahead(steps, noise)
+    _, _, target = agent.critic_targets(steps, noise)
     # Mean 0, deviation 1, no noise: log-probability −log √2π; temperature 1. What terminated is worth its reward.
     entropy_bonus = 0.5 * math.log(2 * math.pi)
     assert target.tolist() == pytest.approx([1 + 0.9 * (4 + entropy_bonus), 1.0], abs=1e-5)
 
 
+def test_a_step_after_which_nothing_follows_is_worth_its_reward_whatever_it_led_to() -> None:
+    agent = SoftAgent(ActorSpec.squashed(env_spec(), (8,), "relu"), SACConfig(hidden_sizes=(8,)), 0, CPU)
+    next_obs = torch.full((1, 2), torch.nan)  # and 0 times NaN would be NaN
+    steps = StepBatch(torch.zeros(1, 2), torch.zeros(1, 1), torch.tensor([2.0]), next_obs, torch.ones(1))
+    _, _, target = agent.critic_targets(steps, torch.zeros(2, 1))
+    assert target.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(device: torch.device) -> None:
+    """Not even what Adam remembers, so the next step is the one that would have been taken without it."""
+
+    def learned(rewards: list[float]) -> SoftAgent:
+        agent = SoftAgent(ActorSpec.squashed(env_spec(), (8,), "relu"), SACConfig(hidden_sizes=(8,)), 0, device)
+        for reward in rewards:
+            agent.generator.manual_seed(0)
+            parts = torch.zeros(4, 2), torch.zeros(4, 1), torch.full((4,), reward), torch.zeros(4, 2), torch.zeros(4)
+            rows = torch.arange(4, device=device)
+            agent.learn(
+                ReplaySample(StepBatch(*(part.to(device) for part in parts)), torch.ones(4, device=device), rows)
+            )
+        return agent
+
+    spoilt = learned([1.0, torch.inf])
+    before = learned([1.0])
+    assert spoilt.metrics()["bad_gradients"] == 1  # the critics'; the actor's loss has no reward in it
+    assert before.metrics()["bad_gradients"] == 0
+    assert torch.equal(spoilt.state_dict()["critics"], before.state_dict()["critics"])
+    for name, value in before.optimizers()["critic_optimizer"].state_dict()["state"][0].items():
+        assert torch.equal(value, spoilt.optimizers()["critic_optimizer"].state_dict()["state"][0][name]), name
+    assert spoilt.metrics() == {}  # counted since the last call
+
+
 def test_twin_critics_in_one_are_two_critics() -> None:
     spec = ActorSpec.squashed(env_spec(), (8, 8), "relu")
-    critics = Agent(spec, SACConfig(hidden_sizes=(8, 8)), 0, CPU)._critics
+    critics = SoftAgent(spec, SACConfig(hidden_sizes=(8, 8)), 0, CPU).critics
     obs, action = torch.randn(5, 2), torch.randn(5, 1)
-    both = Agent._value(critics, obs, action)
+    both = critic_values(critics, obs, action)
     for number in range(2):
         x = torch.cat([obs, action], dim=1)
         for layer, (weight, bias) in enumerate(zip(critics.weights, critics.biases, strict=True)):
@@ -152,9 +191,9 @@ def test_twin_critics_in_one_are_two_critics() -> None:
 def test_the_temperature_rises_where_entropy_lacks_and_falls_where_it_abounds() -> None:
     spec = ActorSpec.squashed(env_spec(), (8,), "relu")
     for target_entropy, sign in ((5.0, 1), (-5.0, -1)):
-        agent = Agent(spec, SACConfig(hidden_sizes=(8,), target_entropy=target_entropy), 0, CPU)
-        steps = Steps(torch.zeros(4, 2), torch.zeros(4, 1), torch.zeros(4), torch.zeros(4, 2), torch.zeros(4))
-        agent.learn(Draw(steps, torch.ones(4), torch.arange(4)))
+        agent = SoftAgent(spec, SACConfig(hidden_sizes=(8,), target_entropy=target_entropy), 0, CPU)
+        steps = StepBatch(torch.zeros(4, 2), torch.zeros(4, 1), torch.zeros(4), torch.zeros(4, 2), torch.zeros(4))
+        agent.learn(ReplaySample(steps, torch.ones(4), torch.arange(4)))
         assert math.copysign(1, agent.soft_policy.log_temperature.item()) == sign
         assert abs(agent.soft_policy.log_temperature.item()) == pytest.approx(3e-4, rel=1e-2)  # Adam's first step
 
@@ -162,16 +201,16 @@ def test_the_temperature_rises_where_entropy_lacks_and_falls_where_it_abounds() 
 def test_actions_are_stored_between_minus_one_and_one() -> None:
     algorithm = SAC(env_spec(), SACConfig(hidden_sizes=(8,)), 0, "cpu", False)
     algorithm.observe([segment(3, action=2.0)])
-    assert algorithm._real.newest(3).action.tolist() == [[0.5]] * 3
+    assert algorithm.real_buffer.newest(3).action.tolist() == [[0.5]] * 3
 
 
 @given(st.floats(0.01, 40), st.lists(st.integers(0, 300), max_size=30))
-def test_pace_neither_loses_nor_invents_work(per_step: float, arrivals: list[int]) -> None:
-    pace, total = Pace(per_step), 0
+def test_a_budget_neither_loses_nor_invents_work(per_step: float, arrivals: list[int]) -> None:
+    budget, total = UpdateBudget(per_step), 0
     for num_steps in arrivals:
-        pace.earn(num_steps)
-        total += pace.take()
-    assert total == pace.done
+        budget.earn(num_steps)
+        total += budget.take()
+    assert total == budget.done
     assert abs(total - per_step * sum(arrivals)) < 1 + 1e-3
 
 
@@ -192,6 +231,16 @@ def test_as_many_gradient_steps_as_declared_whatever_arrives() -> None:
     assert metrics["real_data"] == 290
 
 
+@pytest.mark.parametrize("kind", [SAC, MBPO])
+def test_the_progress_of_the_run_anneals_the_correction_of_priorities(kind: type[SAC] | type[MBPO]) -> None:
+    pace: dict[str, Any] = {"learning_starts": 0, "updates_per_step": 0.1, "model_updates_per_step": 0.1}
+    config = MBPOConfig(hidden_sizes=(8,), model_hidden_sizes=(8,), replay="prioritised", **pace)
+    algorithm = kind(env_spec(), config, 0, "cpu", False)
+    algorithm.observe([segment(60)])
+    algorithm.update(0, 0.75)
+    assert algorithm.real_buffer.beta.item() == pytest.approx(0.4 + 0.75 * 0.6)
+
+
 def test_a_restored_learner_goes_on_bit_for_bit() -> None:
     def make() -> SAC:
         return SAC(env_spec(), SACConfig(hidden_sizes=(8,), learning_starts=0, replay="prioritised"), 0, "cpu", False)
@@ -208,8 +257,16 @@ def test_a_restored_learner_goes_on_bit_for_bit() -> None:
 
 def test_importance_is_the_mean_absolute_td_error() -> None:
     algorithm = SAC(env_spec(), SACConfig(hidden_sizes=(8,)), 0, "cpu", False)
-    steps = algorithm._steps(segment(20))
-    assert algorithm.importance(segment(20)) == pytest.approx(algorithm._agent.td_error(steps).abs().mean().item())
+    steps = algorithm.steps_of(segment(20))
+    assert algorithm.importance(segment(20)) == pytest.approx(algorithm.agent.td_error(steps).abs().mean().item())
+
+
+@pytest.mark.parametrize("algo", ["sac", "mbpo"])
+def test_a_buffer_that_cannot_hold_the_first_steps_is_refused(algo: str) -> None:
+    settings = {"env": "Pendulum-v1", "algo": algo, "total_steps": 2000, "learning_starts": 1000}
+    make_config({**settings, "buffer_size": 1000})
+    with pytest.raises(UserError, match="--buffer-size 999 steps cannot hold the --learning-starts 1000"):
+        make_config({**settings, "buffer_size": 999})
 
 
 def test_actions_that_are_not_in_a_bounded_box_are_refused() -> None:
@@ -218,7 +275,7 @@ def test_actions_that_are_not_in_a_bounded_box_are_refused() -> None:
             SAC(EnvSpec(env_spec().observation_space, space), SACConfig(), 0, "cpu", False)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@NEEDS_GPU
 def test_a_recorded_step_is_the_eager_step() -> None:
     weights: list[torch.Tensor] = []
     accelerations: tuple[Acceleration, ...] = ("none", "graph")
@@ -226,12 +283,12 @@ def test_a_recorded_step_is_the_eager_step() -> None:
         config = SACConfig(hidden_sizes=(32, 32), acceleration=acceleration)
         algorithm = SAC(env_spec(), config, 0, "cuda", False)
         algorithm.observe([segment(500)])
-        algorithm._learn(100)
-        weights.append(algorithm._agent.weights.detach().cpu())
+        algorithm.take_gradient_steps(100)
+        weights.append(algorithm.agent.weights.detach().cpu())
     assert torch.allclose(weights[0], weights[1], atol=1e-6)
 
 
 def test_without_a_gpu_a_repeated_step_is_a_loop() -> None:
     calls: list[int] = []
-    Repeated(lambda: calls.append(1), CPU, (), "graph")(7)
+    GraphedStep(lambda: calls.append(1), CPU, (), "graph")(7)
     assert len(calls) == 7

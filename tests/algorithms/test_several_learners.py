@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 from learner_processes import share, together
 
-from freerun import registry
-from freerun.core import Alone, EnvSpec, Metrics, Peers, Ring, Segment, UserError
+from freerun.core import EnvSpec, LearnerGroup, Metrics, RingBuffer, Segment, SingleLearner, UserError
+from freerun.settings import registry
 
 ENV = EnvSpec(spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Box(-2.0, 2.0, (1,), np.float32))
 CHOICES = EnvSpec(ENV.observation_space, spaces.Discrete(3))
@@ -80,7 +80,7 @@ def played(env: EnvSpec, number: int, length: int, version: int, log_prob: float
         log_prob=rng.normal(log_prob, 0.1, column).astype(np.float32),
         reward=rng.normal(size=column).astype(np.float32),
         terminated=terminated,
-        truncated=np.zeros(column, np.bool_),
+        truncated=(np.arange(length) == length - 1)[:, None] & ~terminated,
         next_obs=obs[1:],
         version=np.full(column, max(0, version - number % 2)),
         episode=np.full(column, number),
@@ -88,11 +88,13 @@ def played(env: EnvSpec, number: int, length: int, version: int, log_prob: float
     )
 
 
-def learn(peers: Peers, case: str, lengths: Sequence[Sequence[int]]) -> tuple[list[np.ndarray[Any, Any]], Metrics, Any]:
+def learn(
+    group: LearnerGroup, case: str, lengths: Sequence[Sequence[int]]
+) -> tuple[list[np.ndarray[Any, Any]], Metrics, Any]:
     """Weights after each update, the last metrics, and the state of what is random."""
     algo, options, env = CASES[case]
     config = registry.make_config({"env": "toy", "algo": algo, **options}).algorithm
-    algorithm = registry.ALGORITHMS[algo].load()(env, config, 3, "cpu", True, peers)
+    algorithm = registry.ALGORITHMS[algo].load()(env, config, 3, "cpu", True, group)
     weights, number = [], 0
     for version, round_lengths in enumerate(lengths):
         episodes = [
@@ -101,7 +103,7 @@ def learn(peers: Peers, case: str, lengths: Sequence[Sequence[int]]) -> tuple[li
         ]
         number += len(episodes)
         assert algorithm.demand()
-        algorithm.observe([segment for segment in episodes if segment.episode[0, 0] % peers.count == peers.index])
+        algorithm.observe([segment for segment in episodes if segment.episode[0, 0] % group.count == group.index])
         assert not algorithm.demand()
         metrics = algorithm.update(version, version / len(lengths))
         weights.append(algorithm.policy.weights.copy())
@@ -117,7 +119,7 @@ def assert_alike(one: Any, other: Any, where: str = "state") -> None:
     elif isinstance(one, (list, tuple)):
         for place, (a, b) in enumerate(zip(one, other, strict=True)):
             assert_alike(a, b, f"{where}[{place}]")
-    elif isinstance(one, Ring):
+    elif isinstance(one, RingBuffer):
         assert one.total == other.total
         for (_, mine), (_, theirs) in zip(one.pieces(), other.pieces(), strict=True):
             assert_alike(dict(mine), dict(theirs), where)
@@ -131,13 +133,13 @@ def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return together(request.param, learn_all)
 
 
-def learn_all(peers: Peers) -> dict[str, Any]:
-    return {case: learn(peers, case, LENGTHS) for case in CASES} | {"lonely": learn(peers, "ppo", LONELY)}
+def learn_all(group: LearnerGroup) -> dict[str, Any]:
+    return {case: learn(group, case, LENGTHS) for case in CASES} | {"lonely": learn(group, "ppo", LONELY)}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_they_learn_what_one_would_from_all_they_have(case: str, found: list[dict[str, Any]]) -> None:
-    weights, metrics, state = learn(Alone(), case, LENGTHS)
+    weights, metrics, state = learn(SingleLearner(), case, LENGTHS)
     assert not np.array_equal(weights[0], weights[-1])
     for theirs, their_metrics, their_state in [results[case] for results in found]:
         for version, (mine, shared) in enumerate(zip(weights, theirs, strict=True)):
@@ -152,12 +154,12 @@ def test_they_learn_what_one_would_from_all_they_have(case: str, found: list[dic
 
 
 def test_a_learner_may_have_no_part_of_an_update(found: list[dict[str, Any]]) -> None:
-    weights, _, _ = learn(Alone(), "ppo", LONELY)
+    weights, _, _ = learn(SingleLearner(), "ppo", LONELY)
     for theirs, _, _ in [results["lonely"] for results in found]:
         np.testing.assert_allclose(theirs[-1], weights[-1], rtol=1e-4, atol=1e-6)
 
 
-class Three(Alone):
+class Three(SingleLearner):
     count = 3
 
 
@@ -187,9 +189,9 @@ def test_things_are_gathered_in_order_and_sums_are_the_same_everywhere() -> None
     assert len({total for _, total in found}) == 1
 
 
-def gather_and_sum(peers: Peers) -> tuple[list[list[int]], bytes]:
+def gather_and_sum(group: LearnerGroup) -> tuple[list[list[int]], bytes]:
     import torch
 
-    numbers = torch.rand(1001, generator=torch.Generator().manual_seed(peers.index))
-    peers.sum(numbers)
-    return peers.gather(share(peers, [0, 1, 2, 3])), numbers.numpy().tobytes()
+    numbers = torch.rand(1001, generator=torch.Generator().manual_seed(group.index))
+    group.sum(numbers)
+    return group.gather(share(group, [0, 1, 2, 3])), numbers.numpy().tobytes()

@@ -13,11 +13,11 @@ import toy_networks
 from gymnasium import spaces
 
 import freerun
-from freerun.algorithms.actor import ActorSpec
-from freerun.algorithms.networks import ActorCritic
-from freerun.algorithms.torch_actor import TorchActor, build
+from freerun.algorithms.policies.mlp_actor import ActorSpec
+from freerun.algorithms.policies.networks import ActorCritic
+from freerun.algorithms.policies.torch_actor import TorchActor, build
 from freerun.core import EnvSpec, UserError
-from freerun.evaluation import evaluate
+from freerun.run.evaluation import evaluate
 
 SETTINGS: dict[str, Any] = {
     "network": "toy_networks:cnn",
@@ -43,7 +43,7 @@ def test_a_convolution_learns_in_worker_processes(run_dir: Path) -> None:
     )
     assert result.summary["mean_return"] > 8, "ten is all there is, five is chance"
     assert np.mean(evaluate(result.run_dir, 5).returns) == 10
-    policy = freerun.load_policy(result.run_dir, greedy=False)
+    policy = freerun.load_policy(result.run_dir)
     np.testing.assert_array_equal(policy.weights, result.policy.weights)
 
 
@@ -59,7 +59,7 @@ def test_a_network_of_this_very_script_can_be_given_as_it_is(run_dir: Path) -> N
     result = freerun.train(
         "toy_envs:Square", total_episodes=20, run_dir=run_dir, **{**SETTINGS, "network": toy_networks.cnn}
     )
-    assert result.policy.describe()["network"] == "toy_networks:cnn"
+    assert result.policy.actor.describe()["network"] == "toy_networks:cnn"
 
 
 @pytest.mark.parametrize("normalize_obs", [False, True])

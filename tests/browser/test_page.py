@@ -9,32 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from watch_page import SOON_MS, opened, until
 from watch_server import Server, watching, write_run
-
-SOON_MS = 20_000
-"""Nothing should take so long; a busy machine may."""
-
-
-@contextmanager
-def opened(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
-    """A page without a complaint in its console, and without a request to anybody else."""
-    context = browser.new_context(viewport={"width": 1300, "height": 900}, **options)
-    page = context.new_page()
-    complaints: list[str] = []
-    asked: set[str] = set()
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: asked.add(request.url.split("/")[2]) if "//" in request.url else None)
-    page.goto(url)
-    yield page
-    context.close()
-    assert complaints == []
-    assert asked == {url.split("/")[2]}
 
 
 @contextmanager
@@ -53,15 +33,6 @@ def training(run_dir: Path) -> Iterator[psutil.Process]:
 def num_points(page: Page) -> int:
     found: int = page.evaluate("document.getElementById('chart-return').data?.[0]?.x?.length ?? 0")
     return found
-
-
-def until(page: Page, condition: str) -> None:
-    """The page's own rules forbid Playwright's `wait_for_function`, which evaluates a string."""
-    for _ in range(SOON_MS // 100):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(100)
-    raise AssertionError(f"never came true: {condition}")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +71,7 @@ def test_a_run_is_followed_while_it_trains_and_a_killed_worker_is_seen(browser: 
 def test_runs_are_compared(browser: Browser, two_runs: Server) -> None:
     with opened(browser, two_runs.url) as page:
         until(page, "document.getElementById('chart-return').data?.length === 1")
-        page.locator("#runs input:not(:checked)").click()
+        page.locator("#runs .run input:not(:checked)").click()
         until(page, "document.getElementById('chart-return').data?.length === 2")
         names = page.evaluate("document.getElementById('chart-return').data.map((trace) => trace.name)")
         assert sorted(names) == ["one", "two"]

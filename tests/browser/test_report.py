@@ -1,4 +1,4 @@
-"""What a person sees: the report of `freerun bench` in a real browser."""
+"""The report of `freerun bench` in a real browser."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench_results import bare, case, results
+from matplotlib.image import imsave
 from playwright.sync_api import Browser
 
-from freerun.benching.page import page as written
-from freerun.benching.results import Case
-from freerun.benching.running import TIMELINES
-from freerun.benching.timelines import png
+from freerun.tools.bench.bench_cases import TIMELINES
+from freerun.tools.bench.html_report import page as written
+from freerun.tools.bench.results import Case
 
 LABELS = ("freerun:segment_steps=25", "freerun", "pipes", "executor", "sync")
 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """Two numbers of workers, a mode within the noise, one that is missing, and pictures."""
+    """Write a report with two numbers of workers, a mode that is missing, and timelines."""
     rates = {label: 900.0 - 100 * place for place, label in enumerate(LABELS)}
     found = results(
         case("sequential", 1, 95, 96),
@@ -33,7 +33,7 @@ def report(tmp_path: Path) -> Path:
     for each in found.cases:
         if each.runs and not each.is_bare:
             pixels = np.full((each.num_workers + 1, 480, 4), 128, np.uint8)
-            (tmp_path / TIMELINES / each.picture).write_bytes(png(pixels))
+            imsave(tmp_path / TIMELINES / each.picture, pixels)
     path = tmp_path / "report.html"
     path.write_text(written(found, tmp_path), encoding="utf-8")
     return path
@@ -55,6 +55,11 @@ def test_the_report_shows_without_a_network(browser: Browser, report: Path, sche
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # only tables scroll sideways, inside
     assert page.locator("svg.chart").count() == 2
     assert page.evaluate("[...document.images].every((image) => image.complete && image.naturalWidth === 480)")
+    # The charts take their colours from the page: their first line is as bright as its scheme demands.
+    strokes = page.locator("svg.chart").first.evaluate(
+        "chart => [...chart.querySelectorAll('path')].map((each) => getComputedStyle(each).stroke)"
+    )
+    assert ("rgb(47, 111, 222)" if scheme == "light" else "rgb(110, 162, 255)") in strokes
     back, text = page.evaluate(
         "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
     )

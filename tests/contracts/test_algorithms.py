@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import freerun
-from freerun import evaluation, registry
-from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.run import evaluation
+from freerun.settings import registry
 
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"steps_per_update": 200, "hidden_sizes": (8,), "num_epochs": 2},
@@ -36,7 +37,7 @@ FEW_ENVS: dict[str, dict[str, Any]] = {
     "freerun": {"num_workers": 2, "segment_steps": 50},
     "sequential": {},
 }
-DETERMINISTIC = [name for name, mode in registry.MODES.items() if mode.whole_episodes]
+DETERMINISTIC = [name for name, mode in registry.MODES.items() if mode.traits.whole_episodes]
 STATEFUL = ("sac", "mbpo")
 
 

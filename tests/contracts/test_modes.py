@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 import time
@@ -17,28 +18,29 @@ import pytest
 from worker_processes import workers
 
 import freerun
-from freerun import registry
-from freerun.algorithms.actor import ActorSpec, MLPActor
-from freerun.config import NoOptions
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.core import (
-    SERIES_BITS,
     Collector,
     CollectorSettings,
     Demand,
     EnvFailure,
+    ModeOptions,
     Segment,
-    Start,
+    StartPoint,
     State,
     UserError,
     episode_seed,
+    first_episode_of,
+    training_of,
 )
-from freerun.envs.gymnasium import GymnasiumFactory
+from freerun.settings import registry
 from freerun.telemetry.ledger import Ledger
-from freerun.telemetry.timeline import Recording
+from freerun.telemetry.timeline import RecordedTimeline
 
-WHOLE = [name for name, mode in registry.MODES.items() if mode.whole_episodes]
+WHOLE = [name for name, mode in registry.MODES.items() if mode.traits.whole_episodes]
 CASES = [(mode, workers) for mode in WHOLE for workers in ((1,) if mode == "sequential" else (1, 2, 8))]
-LAGGING = [name for name, mode in registry.MODES.items() if not mode.takes_turns]
+LAGGING = [name for name, mode in registry.MODES.items() if not mode.traits.takes_turns]
 LAGGING_WHOLE = [mode for mode in LAGGING if mode in WHOLE]
 SETTINGS: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -63,7 +65,7 @@ def workers_for(mode: str, num: int) -> int:
 def mode_options(mode: str, num_workers: int) -> Any:
     """The mode's own settings, with few environments where that is its to say."""
     kind = registry.MODES[mode].load_config()
-    if registry.MODES[mode].takes_turns:  # what sync has is for environments that are tensors
+    if registry.MODES[mode].traits.takes_turns:  # what sync has is for environments that are tensors
         return kind()
     few = {"num_collectors": num_workers, "num_envs": 2 * num_workers, "collector_kind": "process"}
     few |= {"collection_batch_size": 16, "num_steps_per_env": 8}
@@ -82,13 +84,21 @@ class HostCollector(Collector, Protocol):
 
 
 @contextmanager
-def collecting(mode: str, env: str, num_workers: int = 2, max_lag: int = 0, **env_args: Any) -> Iterator[HostCollector]:
+def collecting(
+    mode: str, env: str, num_workers: int = 2, max_lag: int = 0, deterministic: bool = False, **env_args: Any
+) -> Iterator[HostCollector]:
     factory = GymnasiumFactory(env, env_args)
-    policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
+    policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True, batch_invariant=deterministic)
     options = mode_options(mode, num_workers)
     num_workers = options.num_workers or workers_for(mode, num_workers)
-    settings = CollectorSettings(num_workers, None if registry.MODES[mode].never_waits else max_lag, seed=3)
-    extra = [] if isinstance(options, NoOptions) else [options]
+    settings = CollectorSettings(
+        num_workers,
+        None if registry.MODES[mode].traits.never_waits else max_lag,
+        seed=3,
+        deterministic=deterministic,
+        time_limit=factory.spec.max_episode_steps,
+    )
+    extra = [] if type(options) is ModeOptions else [options]
     collector: HostCollector = registry.MODES[mode].load()(factory, policy, settings, *extra)
     try:
         collector.publish(policy.weights, 0)
@@ -142,11 +152,11 @@ def test_workers_note_what_they_do(mode: str, run_dir: Path) -> None:
     options = dataclasses.asdict(mode_options(mode, 2))
     options |= {} if "num_collectors" in options or mode in ("sequential", "batch") else {"num_workers": 2}
     result = freerun.train("CartPole-v1", mode=mode, total_steps=2000, quiet=True, run_dir=run_dir, **options)
-    recording = Recording.of(run_dir)
+    recording = RecordedTimeline.of(run_dir)
     assert recording is not None
     num_workers = result.summary["num_workers"]
     assert recording.tracks == [*(f"worker {worker}" for worker in range(num_workers)), "learner"]
-    blocks = np.concatenate([moment.blocks for moment in recording.moments()])
+    blocks = np.concatenate([moment.blocks for moment in recording.records()])
     for track, name in enumerate(recording.tracks):
         start, *seconds = blocks[blocks[:, 0] == track][:, 1:].T
         assert seconds[State.BUSY].sum() > 0, name
@@ -165,7 +175,7 @@ def test_steps_are_those_of_their_episodes_and_the_books_hold_true_returns(mode:
             while (missing := 200 - sum(segment.num_steps for segment in segments)) > 0:
                 segments += collector.collect(Demand(steps=missing))
             ledger.account(segments)
-            ledger.trained()
+            ledger.finish_update()
             ledger.check_balance(collector.counts())
             for segment in segments:
                 inside = ~segment.ended[:-1]
@@ -175,23 +185,62 @@ def test_steps_are_those_of_their_episodes_and_the_books_hold_true_returns(mode:
     assert ledger.episodes > 10
     by_length = {int(length) for length in ledger.summary(collector.counts())["episodes_by_length"]}
     assert by_length <= {7, 40}
-    assert {total for total, _ in ledger._recent} <= {7 * 8 / 2, 40 * 41 / 2}
+    assert {total for total, _ in ledger.recent_episodes} <= {7 * 8 / 2, 40 * 41 / 2}
 
 
 @pytest.mark.parametrize("mode", [mode for mode in WHOLE if mode != "sequential"])
-def test_rounds_equal_those_of_sequential(mode: str) -> None:
-    with collecting("sequential", "CartPole-v1") as collector:
-        expected = [collector.collect(demand) for demand in (Demand(episodes=5), Demand(steps=200))]
-    with collecting(mode, "CartPole-v1", num_workers=3) as collector:
-        actual = [collector.collect(demand) for demand in (Demand(episodes=5), Demand(steps=200))]
+@pytest.mark.parametrize("env", ["CartPole-v1", "toy_envs:Audit"])
+def test_rounds_equal_those_of_sequential(mode: str, env: str) -> None:
+    """The first has a time limit, the second has none."""
+    demands = (Demand(episodes=5), Demand(steps=200), Demand(steps=700), Demand(episodes=5, steps_left=30))
+    with collecting("sequential", env, deterministic=True) as collector:
+        expected = [collector.collect(demand) for demand in demands]
+    with collecting(mode, env, num_workers=3, deterministic=True) as collector:
+        actual = [collector.collect(demand) for demand in demands]
     for expected_round, actual_round in zip(expected, actual, strict=True):
         assert len(expected_round) == len(actual_round)
         for one, other in zip(expected_round, actual_round, strict=True):
-            if mode == "sync":  # a batch may round its log-probabilities otherwise when not --deterministic
-                np.testing.assert_array_equal(one.action, other.action)
-                np.testing.assert_allclose(one.log_prob, other.log_prob, rtol=1e-5)
-                other.log_prob = one.log_prob
             assert_same(one, other)
+
+
+def steps_of_updates(run_dir: Path) -> list[int]:
+    lines = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
+    return [sum(steps for columns in line["segments"] for ((_, steps, _),) in columns) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("mode", "max_lag", "num_workers"),
+    [*((mode, 0, num) for mode in WHOLE for num in (1, 3)), *((mode, 1, 3) for mode in LAGGING_WHOLE)],
+)
+def test_no_update_exceeds_its_demand_by_more_than_an_episode_per_worker(
+    mode: str, max_lag: int, num_workers: int, run_dir: Path
+) -> None:
+    """Episodes of 200 steps and updates of 500: three of them, from the first update on; the last one takes what is
+    left of the run."""
+    settings = {"env_args": {"short": 200, "long": 300}, "max_episode_steps": 200, "steps_per_update": 500}
+    settings |= {"num_epochs": 1, "minibatch_size": 500, "hidden_sizes": (8,), "quiet": True}
+    result = freerun.train(
+        "toy_envs:Audit",
+        mode=mode,
+        num_workers=workers_for(mode, num_workers),
+        max_lag=max_lag,
+        total_steps=2_000,
+        run_dir=run_dir,
+        **settings,
+    )
+    assert steps_of_updates(run_dir) == [600, 600, 600, 200]
+    assert result.summary["env_steps"] == 2_000
+    assert result.summary["ledger"]["in_flight"] == 0, "nothing was started that no update had steps left for"
+
+
+@pytest.mark.parametrize("mode", WHOLE)
+def test_a_demand_in_episodes_keeps_to_the_steps_of_the_run(mode: str, run_dir: Path) -> None:
+    settings = {"env_args": {"short": 100, "long": 100}, "max_episode_steps": 100, "episodes_per_update": 50}
+    settings |= {"num_epochs": 1, "minibatch_size": 500, "hidden_sizes": (8,), "quiet": True}
+    workers = {"num_workers": workers_for(mode, 3)}
+    result = freerun.train("toy_envs:Audit", mode=mode, total_steps=1_000, run_dir=run_dir, **settings, **workers)
+    assert result.summary["env_steps"] == 1_000
+    assert result.summary["updates"] == 1
 
 
 @pytest.mark.parametrize(("mode", "max_lag"), [*((mode, 0) for mode in WHOLE), *((mode, 4) for mode in LAGGING_WHOLE)])
@@ -250,7 +299,7 @@ def test_an_empty_demand_takes_what_has_arrived_and_does_not_wait(mode: str) -> 
 @pytest.mark.parametrize("mode", [mode for mode in registry.MODES if mode not in WHOLE])
 def test_modes_that_hand_over_pieces_refuse_what_needs_whole_episodes(mode: str, run_dir: Path) -> None:
     with collecting(mode, "toy_envs:Audit") as collector:
-        assert collector.collect(Demand()) == [] or registry.MODES[mode].never_waits
+        assert collector.collect(Demand()) == [] or registry.MODES[mode].traits.never_waits
         with pytest.raises(UserError, match="choose --mode freerun or pipes"):
             collector.collect(Demand(episodes=1))
     with pytest.raises(UserError, match="choose --mode freerun or pipes"):
@@ -319,19 +368,19 @@ def test_environments_in_workers_are_closed(mode: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", WHOLE)
 def test_one_training_after_another_with_the_same_workers(mode: str) -> None:
     """Numbers go on in another range, nothing of the first training reaches the second, and nobody is restarted."""
-    with collecting(mode, "CartPole-v1", max_lag=0 if registry.MODES[mode].takes_turns else 1) as collector:
+    with collecting(mode, "CartPole-v1", max_lag=0 if registry.MODES[mode].traits.takes_turns else 1) as collector:
         before = workers()
         for series in range(3):
             if series:
-                collector.renew(Start(series << SERIES_BITS))  # type: ignore[attr-defined]
+                collector.renew(StartPoint(first_episode_of(series)))  # type: ignore[attr-defined]
                 collector.publish(WEIGHTS, 0)
-            ledger = Ledger(first_episode=series << SERIES_BITS)
+            ledger = Ledger(first_episode=first_episode_of(series))
             for _ in range(3):
                 segments = collector.collect(Demand(episodes=4))
                 ledger.account(segments)
-                ledger.trained()
+                ledger.finish_update()
                 ledger.check_balance(collector.counts())
                 collector.publish(WEIGHTS, ledger.version)
             assert ledger.episodes == 12
-            assert {int(segment.episode[0, 0]) >> SERIES_BITS for segment in segments} == {series}
+            assert {training_of(int(segment.episode[0, 0])) for segment in segments} == {series}
         assert workers() == before

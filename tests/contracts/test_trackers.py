@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import pytest
 
 import freerun
-from freerun import registry
 from freerun.core import MetricSink, UserError
-from freerun.telemetry.background import Background
-from freerun.telemetry.tracking import TrackedRun, Tracker, TrackingConfig
+from freerun.settings import registry
+from freerun.telemetry.background_sink import BackgroundSink
+from freerun.telemetry.tracking import TrackedRun, TrackingConfig
 
 RECORD = {
     "update": 5,
@@ -39,8 +40,14 @@ def made(name: str, path: Path, **options: Any) -> Any:
     return registry.TRACKERS[name].load()(TrackedRun(path, CONFIG, tracking))
 
 
-def test_every_tracker_can_be_chosen() -> None:
-    assert get_args(Tracker) == tuple(registry.TRACKERS)
+def test_an_unknown_tracker_is_refused_with_the_names_of_those_that_exist() -> None:
+    with pytest.raises(UserError, match="there is no tracker 'wandbb': did you mean wandb"):
+        registry.make_config({"env": "CartPole-v1", "track": ("wandbb",)})
+
+
+@pytest.mark.parametrize("name", registry.TRACKERS)
+def test_its_help_names_it(name: str) -> None:
+    assert name in inspect.getsource(TrackingConfig)
 
 
 @pytest.mark.parametrize("name", registry.TRACKERS)
@@ -52,13 +59,16 @@ def test_it_takes_records_and_closes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", registry.TRACKERS)
-def test_a_missing_package_is_told_in_one_sentence(name: str) -> None:
-    package = {"tensorboard": "tensorboard", "wandb": "wandb", "prometheus": "prometheus_client"}[name]
-    module = registry.TRACKERS[name].target.partition(":")[0]
-    hidden = f"import sys; sys.modules['{package}'] = None; import {module}"
-    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
+def test_a_missing_package_is_told_in_one_sentence(name: str, run_dir: Path) -> None:
+    package = registry.TRACKERS[name].traits.package
+    assert package is not None
+    hide = f"import sys; sys.modules['{package.module}'] = None"
+    words = ["train", "CartPole-v1", "--track", name, "--run-dir", str(run_dir)]
+    command = f"{hide}; from freerun.tools.cli.main import main; main({words})"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
     assert f"--track {name} needs" in done.stderr.splitlines()[-1]
     assert f"pip install 'freerun[{name}]'" in done.stderr.splitlines()[-1]
+    assert not run_dir.exists()
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
@@ -149,7 +159,7 @@ class Kept:
 
 def test_records_pass_through_the_background_in_order() -> None:
     kept = Kept()
-    background = Background(cast(MetricSink, kept))
+    background = BackgroundSink(cast(MetricSink, kept))
     background.write(1, {"a": 1.0})
     background.write(2, {"a": 2.0})
     background.close()
@@ -159,7 +169,7 @@ def test_records_pass_through_the_background_in_order() -> None:
 
 def test_what_a_sink_raises_in_the_background_is_not_lost() -> None:
     kept = Kept()
-    background = Background(cast(MetricSink, kept))
+    background = BackgroundSink(cast(MetricSink, kept))
     background.write(3, {})
     with pytest.raises(OSError, match="disk full"):
         background.close()

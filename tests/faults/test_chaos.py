@@ -7,6 +7,9 @@ from pathlib import Path
 import chaos
 import pytest
 
+SEED = 2
+"""The first storm is then ten kills of workers in the middle of a step, the others are of any kind."""
+
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", chaos.MODES)
@@ -16,7 +19,8 @@ def test_workers_are_killed_and_stopped_and_nothing_is_lost(
     monkeypatch.setattr(chaos, "BASELINE_SECONDS", 3.0)
     monkeypatch.setattr(chaos, "RECOVERED_SHARE", 0.1)
     monkeypatch.setattr(chaos, "RECOVERY_SECONDS", 60.0)
-    report = chaos.torment(mode, 8, 1, run_dir, print)
-    assert report.num_faults >= 4, "it was over too soon"
+    report = chaos.torment(mode, 12, SEED, run_dir, print)
+    assert report.num_faults >= 10, "it was over too soon"
+    assert "kill in steps" in [storm.name for storm in report.storms]
     assert not report.complaints
     assert report.summary["worker_restarts"] >= 1

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 import freerun
-from freerun.cli import main
 from freerun.core import UserError
 from freerun.persistence import checkpoint, files
+from freerun.tools.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -89,7 +89,7 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_lines_wait_for_room_and_none_is_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = files.Lines(tmp_path / "lines")
+    lines = files.LineFile(tmp_path / "lines")
     lines.write("first\n")
     really = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: really(descriptor, content[:3]))
@@ -113,14 +113,14 @@ def test_lines_wait_for_room_and_none_is_torn(tmp_path: Path, monkeypatch: pytes
     mark = lines.mark()
     lines.write("fifth\n")
     lines.close()
-    again = files.Lines(tmp_path / "lines", mark)
+    again = files.LineFile(tmp_path / "lines", mark)
     assert again.mark() == mark
     again.close()
     assert (tmp_path / "lines").read_text() == "first\nsecond\nthird\nfourth\n"
 
 
 def test_weights_that_are_not_finite_are_never_kept(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from freerun.algorithms.ppo import PPO
+    from freerun.algorithms.ppo.ppo import PPO
 
     update = PPO.update
 
@@ -143,7 +143,7 @@ def test_weights_that_are_not_finite_are_never_kept(run_dir: Path, monkeypatch: 
         (["--learning-rate", "0.5"], "--learning-rate cannot change when a run is resumed (it was 0.0003)"),
         (["--seed", "9"], "--seed cannot change"),
         (["--preset", "defender"], "leave --config and --preset out"),
-        (["--mode", "batch", "--num-workers", "3"], "needs whole episodes"),
+        (["--mode", "batch", "--num-workers", "3", "--total-episodes", "8"], "needs whole episodes"),
     ],
 )
 def test_what_cannot_be_resumed_is_one_clear_sentence(

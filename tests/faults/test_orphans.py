@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from leftovers import OutsideRun
 
-from freerun import registry
+from freerun.settings import registry
 
 WITHIN_SECONDS = 5.0
 ENDLESS = ["--total-steps", "100000000", "--num-epochs", "1"]

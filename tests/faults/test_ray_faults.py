@@ -18,17 +18,18 @@ from ray.exceptions import ObjectLostError
 from worker_processes import after_updates
 
 import freerun
-from freerun.algorithms.actor import ActorSpec, MLPActor
-from freerun.collectors import ray_cluster
-from freerun.collectors.ray import RayActors
-from freerun.collectors.ray_actor import Played
-from freerun.collectors.ray_cluster import private_environment
-from freerun.collectors.ray_config import RayConfig
-from freerun.collectors.ray_vitals import end_stopped
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
+from freerun.collecting.modes.ray_mode import RayActors
+from freerun.collecting.ray import ray_cluster, replacement_waits
+from freerun.collecting.ray.ray_actor import PlayedUnits
+from freerun.collecting.ray.ray_cluster import private_environment
+from freerun.collecting.ray.ray_config import RayConfig
+from freerun.collecting.ray.ray_heartbeats import end_stopped
+from freerun.collecting.workers.restart_policy import RestartPolicy
 from freerun.core import CollectorSettings, Demand, UserError
-from freerun.envs.gymnasium import GymnasiumFactory
 from freerun.telemetry.ledger import Ledger
-from freerun.transport.deaths import is_stopped
+from freerun.transport.exit_diagnosis import is_stopped
 
 SETTINGS: dict[str, Any] = {"total_episodes": 60, "episodes_per_update": 20, "num_epochs": 1, "quiet": True}
 
@@ -85,12 +86,12 @@ def test_a_node_that_joins_gets_work(ray_nodes: Any, monkeypatch: pytest.MonkeyP
         deadline = time.monotonic() + 30
         while sorted(places.values()) != [2, 2] and time.monotonic() < deadline:
             ledger.account(collector.collect(Demand(episodes=20)))
-            ledger.trained()
+            ledger.finish_update()
             ledger.check_balance(collector.counts())
             if node is None:
                 with private_environment():
                     node = ray_nodes.add_node(num_cpus=8)
-            places = Counter(peer.hello.node for peer in collector._peers if peer.hello)
+            places = Counter(worker.started.node for worker in collector.workers.handles() if worker.started)
             time.sleep(0.02)
         assert sorted(places.values()) == [2, 2]
         assert collector.counts().worker_restarts == 0
@@ -111,7 +112,7 @@ def test_a_lost_result_is_run_again(
 
     def lose_one(reference: Any) -> Any:
         result = original_get(reference)
-        if isinstance(result, Played) and not lost:
+        if isinstance(result, PlayedUnits) and not lost:
             lost.append(reference)
             raise ObjectLostError(reference.hex(), b"", "")
         return result
@@ -136,23 +137,70 @@ def test_a_spare_worker_takes_the_place_of_one_that_was_killed() -> None:
         deadline = time.monotonic() + 60
         while not condition() and time.monotonic() < deadline:
             ledger.account(collector.collect(Demand(episodes=10)))
-            ledger.trained()
+            ledger.finish_update()
             ledger.check_balance(collector.counts())
         assert condition()
 
     try:
         collector.publish(policy.weights, 0)
-        play_until(lambda: bool(collector._actors._spares))
-        (spare,) = collector._actors._spares
-        lost = collector._peers[0]
-        assert lost.hello
-        os.kill(lost.hello.pid, signal.SIGKILL)
-        play_until(lambda: spare in [peer.handle for peer in collector._peers if peer.hello])
-        play_until(lambda: bool(collector._actors._spares))
-        assert spare not in collector._actors._spares, "another one stands by"
+        play_until(lambda: bool(collector.workers.spare_actors()))
+        (spare,) = collector.workers.spare_actors()
+        lost = collector.workers.handles()[0]
+        assert lost.started
+        os.kill(lost.started.pid, signal.SIGKILL)
+        play_until(lambda: spare in [worker.actor for worker in collector.workers.handles() if worker.started])
+        play_until(lambda: bool(collector.workers.spare_actors()))
+        assert spare not in collector.workers.spare_actors(), "another one stands by"
         assert collector.counts().worker_restarts == 1
     finally:
         collector.close()
+
+
+@ray.remote
+class Tenant:
+    """Takes the room that a worker leaves."""
+
+
+@pytest.mark.usefixtures("ray_nodes")
+def test_a_run_says_what_it_waits_for_when_ray_does_not_replace_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The workers fill the cluster. Somebody else waits for room, and gets that of the worker which is killed."""
+    monkeypatch.setattr(replacement_waits, "FIRST_WORD_SECONDS", 0.5)
+    # The replacement comes two seconds later, so that it is sure to find the room taken.
+    failed = RestartPolicy.failed
+    monkeypatch.setattr(RestartPolicy, "failed", lambda self, *rest: max(2.0, failed(self, *rest)))
+    factory = GymnasiumFactory("toy_envs:Audit", {"step_seconds": 0.002})
+    policy = MLPActor(ActorSpec.of(factory.spec, (8,), "tanh"), scalar_actions=True)
+    collector = RayActors(factory, policy, CollectorSettings(2, 0, seed=3), RayConfig(cpus_per_worker=4.0))
+    tenant = Tenant.options(num_cpus=4).remote()  # type: ignore[attr-defined]
+
+    # Not caplog: in full runs of all tests it has stayed empty here, and nobody knows why.
+    messages: list[str] = []
+    monkeypatch.setattr(replacement_waits.logger, "warning", lambda text, *rest: messages.append(text % rest))
+
+    def said(text: str) -> bool:
+        return any(text in message for message in messages)
+
+    def play_until_said(text: str) -> None:
+        """Ray tells of an actor's death only to those who call it: so the others play on meanwhile."""
+        deadline = time.monotonic() + 60
+        while not said(text) and time.monotonic() < deadline:
+            assert collector.collect(Demand(episodes=4))
+        assert said(text), (messages, collector.counts(), [worker.index for worker in collector.fleet.workers()])
+
+    try:
+        collector.publish(policy.weights, 0)
+        (lost,) = [worker for worker in collector.workers.handles() if worker.index == 1]
+        assert lost.started
+        os.kill(lost.started.pid, signal.SIGKILL)
+        play_until_said("worker 1: waiting for Ray to start its replacement, ")
+        ray.kill(tenant)
+        play_until_said("worker 1: its replacement is ready, after ")
+        assert collector.counts().worker_restarts == 1
+    finally:
+        collector.close()
+        ray.kill(tenant)
 
 
 @pytest.mark.parametrize("is_known", [True, False])

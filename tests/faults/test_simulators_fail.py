@@ -13,19 +13,20 @@ import pytest
 import torch
 
 import freerun
-from freerun import envs, registry
-from freerun.collectors.tensor_finite import find_not_finite
+from freerun.adapters import catalog
+from freerun.collecting.tensors.checked_rollout import find_not_finite
 from freerun.core import NotFinite, TensorSegment, WorkerHung
 from freerun.persistence import checkpoint
+from freerun.settings import registry
 
-MODES = [name for name, entry in registry.MODES.items() if entry.for_tensors is not None]
+MODES = [name for name, entry in registry.MODES.items() if entry.traits.tensors is not None]
 SMALL: dict[str, Any] = {"hidden_sizes": (8,), "quiet": True, "num_envs": 6, "num_epochs": 1}
 
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of the toy environment."""
-    monkeypatch.setitem(envs.TENSOR_ENVS, "toy/Counting-v0", "toy_tensors:build")
+    monkeypatch.setitem(catalog.TENSOR_ENVS, "toy/Counting-v0", "toy_tensors:build")
     return "toy/Counting-v0"
 
 
@@ -63,11 +64,11 @@ freerun.train(env, mode={mode!r}, num_steps_per_env=5, hidden_sizes=(8,), num_ep
 
 
 @pytest.mark.parametrize("mode", ["sync", "batch"])
-def test_also_one_that_is_stuck_outside_of_python(
+def test_a_simulator_that_is_stuck_outside_of_python_ends_the_run_too(
     mode: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
-    script = f"from freerun.collectors import tensor_watch\ntensor_watch.GRACE_SECONDS = -4.0\n{STUCK}"
+    script = f"from freerun.collecting.tensors import simulator_watch\nsimulator_watch.GRACE_SECONDS = -4.0\n{STUCK}"
     words = [sys.executable, "-c", script.format(mode=mode, run_dir=str(run_dir))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
@@ -81,7 +82,7 @@ def test_also_one_that_is_stuck_outside_of_python(
 
 
 def segment(**bad: tuple[int, ...]) -> TensorSegment:
-    """Of three environments with episodes of 2, 3 and 4 steps; `bad` numbers by their names and places."""
+    """Five steps of three environments, with episodes of 2, 3 and 4 steps. `bad` says what is infinite where."""
     zeros, index = torch.zeros(5, 3), torch.arange(5)[:, None]
     lengths = torch.tensor([2, 3, 4])
     made = TensorSegment(
@@ -111,7 +112,7 @@ def segment(**bad: tuple[int, ...]) -> TensorSegment:
         ({"log_prob": (2, 1), "reward": (2, 0)}, "log-probability that is not finite, at step 2 of", 2, 3),
     ],
 )
-def test_the_first_is_named_and_its_episode_kept(
+def test_the_first_number_is_named_and_the_steps_of_its_episode_are_kept(
     bad: dict[str, tuple[int, ...]], what: str, step: int, num_kept: int
 ) -> None:
     assert find_not_finite(segment()) is None
@@ -124,7 +125,7 @@ def test_the_first_is_named_and_its_episode_kept(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_that_is_to_continue_leaves_the_segment_out_and_begins_anew(
+def test_with_on_nan_continue_the_segment_is_left_out_and_all_episodes_begin_anew(
     mode: str, counting: str, run_dir: Path
 ) -> None:
     result = freerun.train(counting, **options(mode, "nan once", on_nan="continue"), run_dir=run_dir)
@@ -144,7 +145,7 @@ def test_a_run_that_is_to_continue_leaves_the_segment_out_and_begins_anew(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_that_is_to_stop_does(mode: str, counting: str, run_dir: Path) -> None:
+def test_with_on_nan_stop_the_run_ends(mode: str, counting: str, run_dir: Path) -> None:
     with pytest.raises(NotFinite, match="a reward that is not finite, at step"):
         freerun.train(counting, **options(mode, "nan once", on_nan="stop"), run_dir=run_dir)
     assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "failed"

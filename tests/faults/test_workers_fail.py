@@ -221,6 +221,41 @@ def _has_lived(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize("mode", ["pipes", "executor"])
+def test_a_worker_killed_in_the_middle_of_a_message(mode: str, tmp_path: Path) -> None:
+    """Half of an episode has arrived: it is thrown away, and the episode is run again."""
+    mark = tmp_path / "killed"
+    settings = {**SETTINGS, "total_episodes": 12, "episodes_per_update": 6}
+    result = freerun.train(
+        "toy_envs:KilledWhileItSends",
+        mode=mode,
+        num_workers=2,
+        env_args={"path": str(mark)},
+        run_dir=tmp_path / "run",
+        hidden_sizes=(2,),
+        **settings,
+    )
+    assert mark.exists(), "nobody was to be killed"
+    assert result.summary["ledger"]["trained"] == 12
+    assert [incident["kind"] for incident in incidents(tmp_path / "run")] == ["death"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "pipes", "executor", "freerun"])
+def test_a_worker_stopped_as_it_builds_its_environment(mode: str, tmp_path: Path) -> None:
+    result = freerun.train(
+        "toy_envs:StoppedAsItIsBuilt",
+        mode=mode,
+        num_workers=2,
+        env_args={"path": str(tmp_path / "stopped")},
+        run_dir=tmp_path / "run",
+        step_timeout=1.0,
+        **SETTINGS,
+    )
+    assert (tmp_path / "stopped").exists()
+    assert result.summary["ledger"]["trained"] == 60
+    assert [incident["kind"] for incident in incidents(tmp_path / "run")] == ["hang"]
+
+
 def test_the_death_of_the_last_process_to_start_is_noticed(run_dir: Path) -> None:
     """Python's pool watches a process only from the next task on: the others would have waited for it for a minute."""
     before = workers()

@@ -12,10 +12,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from freerun.adapters import isaac_launch
+from freerun.adapters.isaac_lab import IsaacLabEnv, make, make_here
+from freerun.adapters.isaac_process import IsaacLabProcess
 from freerun.core import UserError
-from freerun.envs import isaac_launch
-from freerun.envs.isaac_lab import IsaacLabEnv, make, make_here
-from freerun.envs.isaac_process import IsaacLabProcess
 
 if not isaac_launch.is_installed():
     pytest.skip("Isaac Lab is not installed: make test-isaac", allow_module_level=True)

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or refused, whatever happens to their bytes."""
+"""Checkpoints are whole or refused, whatever happens to their bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from freerun.core import Ring, UserError
-from freerun.persistence import checkpoint, files, rings
+from freerun.core import RingBuffer, UserError
+from freerun.persistence import checkpoint, files, ring_files
 from freerun.persistence.checkpoint import Checkpoints, Damaged
-from freerun.persistence.keeper import Interval
-from freerun.persistence.state import Packer, check_fit, unpack
+from freerun.persistence.checkpoint_sink import Interval
+from freerun.persistence.state_codec import Packer, check_fit, unpack
 
 STATE: dict[str, Any] = {
     "weights": torch.arange(600, dtype=torch.float32),
@@ -96,7 +96,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def assert_refused(folder: Path) -> None:
-    """The newest is not used; the one before is."""
+    """The newest checkpoint is not used, and the one before it is."""
     with pytest.raises(Damaged):
         checkpoint.load(folder / "checkpoints" / "update-000000002")
     assert checkpoint.newest(folder).path.name == "update-000000001"
@@ -116,7 +116,7 @@ def test_truncated_and_missing_files_are_refused_and_the_one_before_is_used(
         assert_refused(tmp_path)
         path.write_bytes(content)
     assert "is damaged and not used" in caplog.text
-    assert "goes on from" in caplog.text
+    assert "update-000000001 is used, the newest checkpoint that is whole" in caplog.text
     assert checkpoint.newest(tmp_path).path == newest
 
 
@@ -157,7 +157,7 @@ HUGE = b'{"a":{"dtype":"F32","shape":[999999999999],"data_offsets":[0,8]}}'
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """As somebody would who knows how manifests are made."""
+    """Replace a file and its hash, as an attacker would who knows how manifests are made."""
     path.write_bytes(content)
     manifest = path.parent / "MANIFEST"
     lines = [line for line in manifest.read_text().splitlines() if not line.endswith(path.name)]
@@ -220,8 +220,10 @@ def test_files_that_never_end_are_not_read(tmp_path: Path) -> None:
 def test_a_state_of_another_shape_is_refused() -> None:
     with pytest.raises(UserError, match=r"state/a is \(1,\) of torch.float32, not \(5,\)"):
         check_fit({"a": torch.zeros(1)}, {"a": torch.zeros(5)})
-    with pytest.raises(UserError, match="lacks something"):
+    with pytest.raises(UserError, match="state lacks a"):
         check_fit({}, {"a": 1})
+    with pytest.raises(UserError, match="state/a is 5, not a mapping"):
+        check_fit({"a": 5}, {"a": {}})
 
 
 def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -272,14 +274,14 @@ def test_intervals_that_are_none(text: str) -> None:
 
 
 class RingMachine(RuleBasedStateMachine):
-    """A replay buffer, checkpoints of it, and crashes: what is loaded is what was there."""
+    """A replay buffer, its checkpoints and crashes in any order: what is loaded is what was saved."""
 
     def __init__(self) -> None:
         super().__init__()
         import tempfile
 
         self.folder = Path(tempfile.mkdtemp())
-        self.kept: dict[int, np.ndarray[Any, Any]] = {}
+        self.saved: dict[int, np.ndarray[Any, Any]] = {}
         self.update = 0
 
     @initialize(capacity=st.integers(1, 40))
@@ -294,29 +296,29 @@ class RingMachine(RuleBasedStateMachine):
             self.total += 1
 
     @rule()
-    def keep(self) -> None:
+    def save(self) -> None:
         self.update += 1
-        self.checkpoints.write(self.update, {"ring": Ring({"rows": self.rows}, self.total), "score": None}, b"")
-        self.kept[self.update] = self.rows.copy()
-        self.kept = {update: self.kept[update] for update in sorted(self.kept)[-2:]}
+        self.checkpoints.write(self.update, {"ring": RingBuffer({"rows": self.rows}, self.total), "score": None}, b"")
+        self.saved[self.update] = self.rows.copy()
+        self.saved = {update: self.saved[update] for update in sorted(self.saved)[-2:]}
 
-    @precondition(lambda self: self.kept)
+    @precondition(lambda self: self.saved)
     @rule(damage=st.booleans())
     def crash_and_go_on(self, damage: bool) -> None:
-        if damage and len(self.kept) > 1:
-            newest = max(self.kept)
+        if damage and len(self.saved) > 1:
+            newest = max(self.saved)
             (self.folder / "checkpoints" / f"update-{newest:09}" / "state.json").write_text("")
-            del self.kept[newest]
+            del self.saved[newest]
         found = checkpoint.newest(self.folder)
         self.update = int(found.path.name.partition("-")[2])
-        assert self.update == max(self.kept)
+        assert self.update == max(self.saved)
         ring = found.state["ring"]
         rows = np.zeros_like(self.rows)
         for first, columns in ring.pieces():
             for place, row in enumerate(columns["rows"]):
                 rows[(first + place) % len(rows)] = row
         self.rows, self.total = rows, ring.total
-        np.testing.assert_array_equal(rows, self.kept[self.update])
+        np.testing.assert_array_equal(rows, self.saved[self.update])
         self.checkpoints = Checkpoints(self.folder, 2, found)
 
     def teardown(self) -> None:
@@ -336,19 +338,19 @@ TestRings = RingMachine.TestCase
 TestRings.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
 
 
-def test_rows_that_were_kept_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rings, "CHUNK_BYTES", 100 * 8)
+def test_rows_that_were_stored_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_files, "CHUNK_BYTES", 100 * 8)
     rows = np.arange(1000.0)
     checkpoints = Checkpoints(tmp_path, 2)
-    checkpoints.write(1, {"ring": Ring({"rows": rows}, 500), "score": None}, b"")
+    checkpoints.write(1, {"ring": RingBuffer({"rows": rows}, 500), "score": None}, b"")
     folder = tmp_path / "checkpoints" / "rows"
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    checkpoints.write(2, {"ring": Ring({"rows": rows}, 640), "score": None}, b"")
+    checkpoints.write(2, {"ring": RingBuffer({"rows": rows}, 640), "score": None}, b"")
     after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert len(before) == 5
     assert before.items() <= after.items()
     assert len(after) == 7
     for update in (3, 4):  # the ring has wrapped: the oldest chunks go when nobody needs them any more
-        checkpoints.write(update, {"ring": Ring({"rows": rows}, 1000 + 300 * (update - 2)), "score": None}, b"")
+        checkpoints.write(update, {"ring": RingBuffer({"rows": rows}, 1000 + 300 * (update - 2)), "score": None}, b"")
     firsts = {int(path.name.split("-")[-3]) for path in folder.iterdir()}
     assert min(firsts) == 300

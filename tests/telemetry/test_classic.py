@@ -1,4 +1,4 @@
-"""The lines that users of the original know, from a real run."""
+"""A real run prints the lines that users of the original system know."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ def test_collecting_collected_update_complete(tmp_path: Path, capsys: pytest.Cap
     assert len(collected) == 2
     assert re.fullmatch(r"Collected 20 episodes in [\d.]+s \([\d.]+ eps/sec\)", collected[0])
     assert any(re.fullmatch(r"  20/20 episodes \([\d.]+ eps/sec\)", line) for line in lines)
+
+
+@pytest.mark.parametrize("mode", ["sync", "sequential"])
+def test_what_takes_turns_is_not_called_asynchronous(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"total_episodes": 4, "episodes_per_update": 4, "num_workers": 1 if mode == "sequential" else 2}
+    freerun.train("CartPole-v1", mode=mode, display="classic", run_dir=tmp_path / "run", **settings)
+    assert "Collecting 4 episodes..." in capsys.readouterr().out.splitlines()
 
 
 def test_it_counts_episodes(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Key figures, their targets, and advice."""
+"""Key figures have targets, and advice follows from them."""
 
 from __future__ import annotations
 
 import pytest
 
-from freerun.telemetry.figures import FIGURES, RecentRecords, advise, mean_record
+from freerun.settings.registry import situation
+from freerun.telemetry.advice import FIGURES, RecentRecords, Situation, advise, mean_record
 
 FINE = {
     "workers_busy_share": 0.95,
@@ -16,7 +17,7 @@ FINE = {
 
 
 def test_nothing_is_said_where_all_is_well() -> None:
-    assert advise(FINE) is None
+    assert advise(FINE, Situation()) is None
 
 
 @pytest.mark.parametrize(
@@ -35,9 +36,42 @@ def test_nothing_is_said_where_all_is_well() -> None:
     ],
 )
 def test_what_holds_a_run_up_is_said_with_what_to_try(changes: dict[str, float], said: str) -> None:
-    advice = advise({**FINE, **changes})
+    advice = advise({**FINE, **changes}, Situation())
     assert advice is not None
     assert said in advice
+
+
+@pytest.mark.parametrize(
+    ("given", "remedies"),
+    [
+        (Situation(1), "larger minibatches, or fewer epochs or updates per step"),
+        (Situation(4), "larger minibatches, fewer epochs or updates per step, or fewer workers"),
+        (Situation(1, has_idle_gpu=True), "--device cuda, larger minibatches, or fewer epochs or updates per step"),
+    ],
+)
+def test_only_what_is_there_is_advised(given: Situation, remedies: str) -> None:
+    """A GPU is advised only if one is unused, and fewer workers only if there are several."""
+    advice = advise({**FINE, "workers_waiting_for_slot_share": 0.4}, given)
+    assert advice == f"workers wait 40% for slots: the learner is the bottleneck; try {remedies}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        ({"mode": "freerun", "num_workers": 2}, "more --num-workers"),
+        ({"mode": "continuous", "num_workers": 2}, "more --num-collectors"),
+        ({"mode": "sequential", "num_workers": 1}, "--mode freerun, which has several workers"),
+        ({"mode": "batch", "num_workers": 1}, "--mode freerun, which has several workers"),
+        ({"mode": "batch", "num_workers": 1, "env": "freerun/RoughDrone-v0"}, "more --num-envs"),
+        ({"mode": "theirs:Mode", "num_workers": "many"}, "more --num-workers"),
+    ],
+)
+def test_more_workers_are_asked_for_by_a_flag_that_the_mode_has(settings: dict[str, object], more: str) -> None:
+    found = situation({"env": "CartPole-v1", **settings})
+    assert found.more_workers == more
+    advice = advise({**FINE, "cpu_percent": 30.0}, found)
+    assert advice is not None
+    assert advice.endswith(f"cores are idle; try {more}")
 
 
 def test_targets_are_the_documented_ones() -> None:
@@ -46,7 +80,7 @@ def test_targets_are_the_documented_ones() -> None:
 
 
 def test_advice_is_about_the_last_updates_not_one() -> None:
-    recent = RecentRecords()
+    recent = RecentRecords(Situation())
     assert recent.advice() is None
     for _ in range(9):
         recent.write(0, FINE)

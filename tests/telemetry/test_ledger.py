@@ -1,4 +1,4 @@
-"""The books: what was handed over, what was trained, and that it adds up."""
+"""The ledger counts what was handed over and what was trained, and its sums balance."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def test_returns_do_not_leak_from_one_episode_into_the_next() -> None:
 def test_lag_is_counted_from_the_version_of_each_step() -> None:
     ledger = Ledger()
     ledger.account([segment([[0]], [[1]], [[0]])])
-    ledger.trained()
-    ledger.trained()
+    ledger.finish_update()
+    ledger.finish_update()
     ledger.account([segment([[0], [0], [0]], [[0], [0], [1]], [[1], [1], [1]], version=0)])
     assert ledger.lag_max == 2
     assert ledger.lag_mean == pytest.approx(6 / 4)
     ledger.account([segment([[0]], [[1]], [[2]], version=2)])
-    assert ledger.lags() == {"lag_mean": 1.5, "lag_max": 2.0, "lag_share/0": 0.25, "lag_share/2": 0.75}
-    ledger.trained()
-    assert ledger.lags() == {"lag_mean": 0.0, "lag_max": 0.0}
+    assert ledger.lag_metrics() == {"lag_mean": 1.5, "lag_max": 2.0, "lag_share/0": 0.25, "lag_share/2": 0.75}
+    ledger.finish_update()
+    assert ledger.lag_metrics() == {"lag_mean": 0.0, "lag_max": 0.0}
 
 
-def test_books_that_do_not_balance_are_an_error() -> None:
+def test_a_ledger_that_does_not_balance_is_an_error() -> None:
     ledger = Ledger()
     ledger.account([segment([[0]], [[1]], [[0]])])
     ledger.check_balance(Counts(episodes_started=3, episodes_in_flight=2))
-    ledger.trained()
+    ledger.finish_update()
     ledger.check_balance(Counts(episodes_started=4, episodes_in_flight=2, episodes_dropped=1))
     with pytest.raises(RuntimeError, match="does not balance"):
         ledger.check_balance(Counts(episodes_started=4, episodes_in_flight=2))
@@ -69,19 +69,19 @@ def test_books_that_do_not_balance_are_an_error() -> None:
 def test_an_episode_is_trained_once() -> None:
     ledger = Ledger()
     ledger.account([segment([[0]], [[1]], [[4]])])
-    ledger.trained()
+    ledger.finish_update()
     ledger.account([segment([[0]], [[1]], [[4]])])
     with pytest.raises(RuntimeError, match="episode 4 was trained twice"):
-        ledger.trained()
+        ledger.finish_update()
 
 
 def test_file_says_what_each_update_learned_from() -> None:
     file = io.StringIO()
     ledger = Ledger(file)
     ledger.account([segment([[0], [0]], [[0], [1]], [[0], [0]])])
-    ledger.trained()
+    ledger.finish_update()
     ledger.account([segment([[0]], [[1]], [[1]], version=1)])
-    ledger.trained(progress=0.5)
+    ledger.finish_update(progress=0.5)
     assert [json.loads(line) for line in file.getvalue().splitlines()] == [
         {"update": 1, "progress": 0.0, "segments": [[[[0, 2, 0]]]]},
         {"update": 2, "progress": 0.5, "segments": [[[[1, 1, 1]]]]},

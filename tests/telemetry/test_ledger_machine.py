@@ -1,4 +1,4 @@
-"""The ledger beside a collector's own books: they balance at any time, whatever is lost, run again or given up."""
+"""The ledger and a collector's own counts balance at any time, whatever is lost, run again or given up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from freerun.collectors.rounds import Rounds
+from freerun.collecting.scheduling.rounds import Rounds
 from freerun.core import Demand, Segment
 from freerun.telemetry.ledger import Ledger
 
@@ -79,18 +79,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self.trained += numbers
         self.num_steps += sum(self.lengths[number] for number in numbers)
         if update:
-            self.ledger.trained()
+            self.ledger.finish_update()
             self.rounds.version = self.ledger.version
 
     @precondition(lambda self: self.trained)
     @rule()
     def what_comes_twice_is_found(self) -> None:
-        books = Ledger()
-        books.account([episode(self.trained[-1], 1, 0)])
-        books.trained()
-        books.account([episode(self.trained[-1], 1, 0)])
+        ledger = Ledger()
+        ledger.account([episode(self.trained[-1], 1, 0)])
+        ledger.finish_update()
+        ledger.account([episode(self.trained[-1], 1, 0)])
         with pytest.raises(RuntimeError, match="trained twice"):
-            books.trained()
+            ledger.finish_update()
 
     @invariant()
     def it_balances(self) -> None:

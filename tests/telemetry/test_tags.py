@@ -1,4 +1,4 @@
-"""What a run reports, by the names and in the block that users of RSL-RL know."""
+"""Metrics have the names, and the console the block, that users of RSL-RL know."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import freerun
-from freerun.telemetry.rsl_rl import block
-from freerun.telemetry.tags import rsl_rl_tags
+from freerun.telemetry.metric_tags import rsl_rl_tags
+from freerun.telemetry.rsl_rl_console import block
 
 RECORD = {
     "update": 5.0,

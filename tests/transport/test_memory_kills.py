@@ -1,4 +1,4 @@
-"""Kills for lack of memory are told from others: by counters as kernels write them, and by a kill if one can be had."""
+"""Kills for lack of memory are recognised: by counters as kernels write them, and by a real kill where possible."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from freerun.core import OutOfMemory, WorkerDied
-from freerun.transport import memory_kills
-from freerun.transport.deaths import Coroner
-from freerun.transport.memory_kills import OutOfMemoryKills
+from freerun.transport.exit_diagnosis import ExitDiagnosis
+from freerun.transport.memory_kills import KillCounter, OutOfMemoryKills
 
 EVENTS = "low 0\nhigh 0\nmax 7\noom {0}\noom_kill {0}\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {0}\n"
@@ -95,12 +94,12 @@ def test_a_kill_of_long_ago_explains_nothing(tmp_path: Path, monkeypatch: pytest
     kills = OutOfMemoryKills(machine.proc)
     machine.write("job/memory.events", EVENTS.format(1))
     now += 5
-    kills.look()
+    kills.refresh()
     now += 11
     assert kills.claim() is None
     now += 3600
     machine.write("job/memory.events", EVENTS.format(2))
-    assert kills.claim() == "likely", "nobody looked for an hour: it may have been any process of the group"
+    assert kills.claim() == "likely", "nobody read the counters for an hour: it may have been any process of the group"
 
 
 @pytest.mark.parametrize("text", ["", "oom_kill", "oom_kill many\n", "\x00\xff"])
@@ -112,39 +111,37 @@ def test_files_that_make_no_sense_are_left_alone(text: str, tmp_path: Path) -> N
     assert OutOfMemoryKills(tmp_path / "nothing").claim() is None
 
 
-def test_what_is_said_of_it(tmp_path: Path) -> None:
+def test_error_messages_name_the_cause(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "0::/job\n", {"": ("/", UNIFIED)})
     machine.write("job/memory.events", EVENTS.format(0))
-    coroner = Coroner()
-    coroner._memory = OutOfMemoryKills(machine.proc)
+    diagnosis = ExitDiagnosis(OutOfMemoryKills(machine.proc))
     machine.write("job/memory.events", EVENTS.format(1))
-    certain = coroner.report(2, 17, -signal.SIGKILL)
+    certain = diagnosis.diagnose(2, 17, -signal.SIGKILL)
     assert isinstance(certain, OutOfMemory)
     assert "worker 2 died of SIGKILL: the kernel killed it for lack of memory; use fewer workers" in str(certain)
     machine.write("vmstat", VMSTAT.format(6), machine.proc)
-    likely = coroner.report(2, 18, -signal.SIGKILL)
+    likely = diagnosis.diagnose(2, 18, -signal.SIGKILL)
     assert isinstance(likely, OutOfMemory)
     assert "probably for lack of memory" in str(likely)
-    other = coroner.report(2, 19, -signal.SIGKILL)
+    other = diagnosis.diagnose(2, 19, -signal.SIGKILL)
     assert type(other) is WorkerDied
     assert "which freerun did not send" in str(other)
     assert all(failure.from_outside for failure in (certain, likely, other))
 
 
 def test_this_machine_has_a_counter_of_such_kills() -> None:
-    kills = OutOfMemoryKills()
-    assert kills._ours._numbers() or kills._around._numbers()
+    assert OutOfMemoryKills().has_counters
 
 
 GREEDY = "import sys; open(sys.argv[1] + '/cgroup.procs', 'w').write('0'); print(len(b'x' * (256 << 20)))"
 
 
 def test_a_real_kill_for_lack_of_memory() -> None:
-    """In a control group that was made for it: nothing else in it may be killed. Whoever runs the tests names it."""
+    """The kill happens in a control group that was made for it, so that nothing else is killed."""
     named = os.environ.get("FREERUN_TEST_CGROUP")
     if named is None:
         pytest.skip("FREERUN_TEST_CGROUP names no control group with a limit of some 64 MB for this test to fill")
-    own = memory_kills._Counter(iter([Path(named) / "memory.events", Path(named) / "memory.oom_control"]))
+    own = KillCounter(iter([Path(named) / "memory.events", Path(named) / "memory.oom_control"]))
     process = subprocess.run([sys.executable, "-c", GREEDY, named], capture_output=True)
     assert process.returncode == -signal.SIGKILL
     own.read(time.monotonic())

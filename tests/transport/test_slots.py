@@ -26,9 +26,9 @@ SPECS = {
 NUM_KILLS = 25
 
 
-def segment(spec: EnvSpec, num_steps: int, num_lanes: int, mark: int) -> Segment:
+def segment(spec: EnvSpec, num_steps: int, num_envs: int, mark: int) -> Segment:
     """Every number is the mark (modulo what the type holds), so that a mixture shows."""
-    here = (num_steps, num_lanes)
+    here = (num_steps, num_envs)
     obs = np.full((*here, *spec.observation_space.shape), mark % 251, spec.observation_space.dtype)
     flags = np.full(here, mark % 2, np.bool_)
     return Segment(
@@ -53,14 +53,14 @@ def assert_same(a: Segment, b: Segment) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("num_lanes", [1, 3])
-def test_what_is_written_is_read(name: str, num_lanes: int) -> None:
-    room = Slots(processes.context(), 3, 8, num_lanes, SPECS[name])
-    written = [segment(SPECS[name], steps, num_lanes, mark) for mark, steps in ((7, 8), (8, 1), (9, 5))]
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_what_is_written_is_read(name: str, num_envs: int) -> None:
+    shared = Slots(processes.context(), 3, 8, num_envs, SPECS[name])
+    written = [segment(SPECS[name], steps, num_envs, mark) for mark, steps in ((7, 8), (8, 1), (9, 5))]
     for number, content in enumerate(written):
-        assert room.write(number, unit=100 + number, segment=content)
+        assert shared.write(number, unit=100 + number, segment=content)
     for number, content in enumerate(written):
-        part = room.read(number)
+        part = shared.read(number)
         assert (part.unit, part.is_last) == (100 + number, True)
         assert_same(part.segment, content)
 
@@ -68,38 +68,38 @@ def test_what_is_written_is_read(name: str, num_lanes: int) -> None:
 @pytest.mark.parametrize("num_steps", [8, 9, 16, 17, 40])
 def test_a_segment_longer_than_a_slot_travels_in_parts(num_steps: int) -> None:
     spec = SPECS["vector"]
-    room = Slots(processes.context(), 1, 8, 1, spec)
+    shared = Slots(processes.context(), 1, 8, 1, spec)
     whole = segment(spec, num_steps, 1, 3)
     whole.reward[:, 0] = np.arange(num_steps)
     parts, start, is_last = [], 0, False
     while not is_last:
-        is_last = room.write(0, 5, whole, start)
-        part = room.read(0)
+        is_last = shared.write(0, 5, whole, start)
+        part = shared.read(0)
         assert part.is_last == is_last
         parts.append(part.segment)
-        start += room.num_steps
+        start += shared.num_steps
     assert len(parts) == -(-num_steps // 8)
     assert_same(join(parts), whole)
 
 
 def test_a_read_of_what_was_never_written_is_an_error() -> None:
-    room = Slots(processes.context(), 2, 8, 1, SPECS["vector"])
+    shared = Slots(processes.context(), 2, 8, 1, SPECS["vector"])
     with pytest.raises(RuntimeError, match="slot 1 was announced but never written"):
-        room.read(1)
-    room.write(1, 0, segment(SPECS["vector"], 8, 1, 1))
-    room.read(1)
+        shared.read(1)
+    shared.write(1, 0, segment(SPECS["vector"], 8, 1, 1))
+    shared.read(1)
     with pytest.raises(RuntimeError, match="never written"):
-        room.read(1)
+        shared.read(1)
 
 
 def test_free_slots_are_poisoned() -> None:
     assert slots.POISON
-    room = Slots(processes.context(), 1, 8, 1, SPECS["vector"])
-    room.write(0, 0, segment(SPECS["vector"], 8, 1, 1))
-    room.write(0, 0, segment(SPECS["vector"], 3, 1, 1))
-    room.read(0)
-    assert np.isnan(room._slots[0].arrays["obs"]).all()
-    assert (room._slots[0].arrays["episode"] == -1).all()
+    shared = Slots(processes.context(), 1, 8, 1, SPECS["vector"])
+    shared.write(0, 0, segment(SPECS["vector"], 8, 1, 1))
+    shared.write(0, 0, segment(SPECS["vector"], 3, 1, 1))
+    shared.read(0)
+    assert np.isnan(shared._slots[0].arrays["obs"]).all()
+    assert (shared._slots[0].arrays["episode"] == -1).all()
 
 
 class SlotsMachine(RuleBasedStateMachine):
@@ -107,7 +107,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @initialize(num_slots=strategies.integers(1, 3))
     def start(self, num_slots: int) -> None:
-        self.room = Slots(processes.context(), 2 * num_slots, 8, 1, SPECS["vector"])
+        self.slots = Slots(processes.context(), 2 * num_slots, 8, 1, SPECS["vector"])
         self.free = [list(range(worker * num_slots, (worker + 1) * num_slots)) for worker in range(2)]
         self.all_slots = [list(slots) for slots in self.free]
         self.announced: list[list[tuple[int, int, int, bool]]] = [[], []]  # slot, mark, steps, whether the last part
@@ -115,20 +115,20 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(worker=strategies.integers(0, 1), num_steps=strategies.integers(1, 20))
     def hand_over(self, worker: int, num_steps: int) -> None:
-        """As many parts as there is room for; the rest is lost with a worker that never goes on."""
+        """Write as many parts as there are free slots. The rest is lost, as with a worker that dies."""
         self.mark += 1
         content, begin, is_last = segment(SPECS["vector"], num_steps, 1, self.mark), 0, False
         while not is_last and self.free[worker]:
             slot = self.free[worker].pop()
-            is_last = self.room.write(slot, self.mark, content, begin)
+            is_last = self.slots.write(slot, self.mark, content, begin)
             self.announced[worker].append((slot, self.mark, min(8, num_steps - begin), is_last))
             begin += 8
 
     @rule(worker=strategies.integers(0, 1), in_the_middle=strategies.booleans())
     def die(self, worker: int, in_the_middle: bool) -> None:
-        """Perhaps while it writes: what was announced is read, the rest is for its successor to overwrite."""
+        """A worker dies, perhaps while it writes. What was announced is read; its successor overwrites the rest."""
         if in_the_middle and self.free[worker]:
-            self.room._slots[self.free[worker][-1]].arrays["reward"][:3] = 77.0
+            self.slots._slots[self.free[worker][-1]].arrays["reward"][:3] = 77.0
         while self.announced[worker]:
             self.read(worker)
         self.free[worker] = list(self.all_slots[worker])
@@ -138,14 +138,14 @@ class SlotsMachine(RuleBasedStateMachine):
         if not self.announced[worker]:
             return
         slot, mark, num_steps, is_last = self.announced[worker].pop(0)
-        part = self.room.read(slot)
+        part = self.slots.read(slot)
         assert (part.unit, part.is_last) == (mark, is_last)
         assert_same(part.segment, segment(SPECS["vector"], num_steps, 1, mark))
         self.free[worker].append(slot)
 
     @invariant()
     def no_slot_is_lost_or_has_two_owners(self) -> None:
-        for worker in range(2) if hasattr(self, "room") else ():
+        for worker in range(2) if hasattr(self, "slots") else ():
             held = self.free[worker] + [slot for slot, *_ in self.announced[worker]]
             assert sorted(held) == self.all_slots[worker]
 
@@ -154,7 +154,7 @@ TestSlots = SlotsMachine.TestCase
 TestSlots.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def _write_for_ever(connection: Connection, room: Slots, first_mark: int) -> None:
+def _write_for_ever(connection: Connection, shared: Slots, first_mark: int) -> None:
     """Announces slots as they are written, and takes them back as the reader returns them."""
     processes.enter_worker()
     free = [0, 1]
@@ -163,7 +163,7 @@ def _write_for_ever(connection: Connection, room: Slots, first_mark: int) -> Non
         while not free:
             free.append(connection.recv())
         slot = free.pop()
-        room.write(slot, mark, segment(SPECS["vector"], 200, 4, mark))
+        shared.write(slot, mark, segment(SPECS["vector"], 200, 4, mark))
         connection.send(slot)
         mark += 1
 
@@ -177,21 +177,21 @@ def _announced(connection: Connection) -> Iterator[int]:
 
 
 def test_a_writer_killed_at_any_instruction_loses_only_what_it_had_not_announced() -> None:
-    """Killed again and again, at all sorts of moments: whatever was announced is whole and in order."""
+    """The writer is killed again and again at random moments. Every slot that was announced is whole and in order."""
     rng = np.random.default_rng(0)
     context = processes.context()
-    room = Slots(context, 2, 200, 4, SPECS["vector"])
+    shared = Slots(context, 2, 200, 4, SPECS["vector"])
     num_read = 0
     for kill in range(NUM_KILLS):
         ours, theirs = context.Pipe()
-        process = processes.start(_write_for_ever, theirs, room, 1000 * kill)
+        process = processes.start(_write_for_ever, theirs, shared, 1000 * kill)
         theirs.close()
         deadline = None
         marks = []
         for slot in _announced(ours):
             if deadline is None:
                 deadline = time.perf_counter() + float(rng.uniform(0, 0.01))
-            part = room.read(slot)
+            part = shared.read(slot)
             marks.append(part.unit)
             assert_same(part.segment, segment(SPECS["vector"], 200, 4, part.unit))
             if time.perf_counter() > deadline and process.exitcode is None:

@@ -1,10 +1,19 @@
-"""The vocabulary of freerun: what travels between environments, workers and the learner. Read this first.
+"""The vocabulary of freerun: the data types and protocols that all other rooms use. Read this first.
 
-`data` has segments and what is asked for, `environments` what steps, `roles` who acts, collects and learns, `books`
-what is noted meanwhile, `seeds` where randomness comes from, `errors` what is said when something is wrong.
+`data`          segments, which workers collect, and demands, which algorithms make
+`environments`  what can be stepped: one environment, a batch of arrays, a batch of tensors
+`protocols`     who acts (Policy), collects (Collector), learns (Algorithm) and records (MetricSink, Gauge)
+`traits`        what modes, algorithms and trackers declare about themselves
+`collector_settings`: what every collector is built with, and the options of a mode
+`accounting`    counts of episodes and steps, failures of workers, states on the timeline
+`seeds`         how the seed of the run and the number of an episode decide its randomness
+`env_settings`  settings that an environment declares for itself
+`flag_markers`  the mark of settings that --help shows
+`errors`        errors in the user's words
 """
 
-from freerun.core.books import Counts, Incident, IncidentKind, NoTracks, Start, State, Tracks
+from freerun.core.accounting import Counts, Incident, IncidentKind, NoTracks, StartPoint, State, Tracks
+from freerun.core.collector_settings import Acceleration, CollectorSettings, ModeOptions, TuningBounds
 from freerun.core.data import (
     SEGMENT_ARRAYS,
     AnySegment,
@@ -12,12 +21,23 @@ from freerun.core.data import (
     Demand,
     FloatArray,
     Metrics,
-    Ring,
+    RingBuffer,
     Segment,
     TensorSegment,
 )
-from freerun.core.environments import ActionSpace, EnvFactory, EnvSpec, StepResult, TensorEnv, TensorStep, VectorEnv
+from freerun.core.env_settings import Baseline, EnvSettings, EnvTarget
+from freerun.core.environments import (
+    ActionSpace,
+    EnvFactory,
+    EnvSpaces,
+    EnvSpec,
+    StepResult,
+    TensorEnv,
+    TensorStep,
+    VectorEnv,
+)
 from freerun.core.errors import (
+    SCRIPT,
     EnvFailure,
     LearnerFailure,
     NotFinite,
@@ -27,84 +47,140 @@ from freerun.core.errors import (
     WorkerHung,
     callable_name,
     import_callable,
+    is_found_by_name,
     require_positive,
 )
-from freerun.core.roles import (
-    Acceleration,
-    Adjustable,
+from freerun.core.flag_markers import Common
+from freerun.core.protocols import (
     Algorithm,
-    Alone,
+    BackgroundWork,
     Collector,
-    CollectorSettings,
     Decision,
-    Dial,
-    Driven,
     Gauge,
+    LearnerGroup,
     MetricSink,
-    ModeOptions,
-    Peers,
     Policy,
-    Renewable,
-    Room,
+    PriorityCollector,
+    RatingAlgorithm,
+    ReusableCollector,
+    SimulatorCollector,
+    SimulatorThreadCollector,
+    SingleLearner,
+    StagedAlgorithm,
     TensorActor,
+    Tunable,
+    TunableCollector,
+    WarmStartable,
+    background_stages,
 )
-from freerun.core.seeds import SERIES_BITS, SERIES_SEED_BITS, RunSeed, SharedSeed, episode_rng, episode_seed
+from freerun.core.seeds import (
+    HeldOutSeed,
+    Purpose,
+    RunSeed,
+    SharedSeed,
+    episode_rng,
+    episode_seed,
+    first_episode_of,
+    split_seed,
+    training_of,
+)
+from freerun.core.traits import (
+    AlgorithmTraits,
+    FollowerStart,
+    HandedOver,
+    ModeTraits,
+    Pacing,
+    Predictor,
+    ProbeModel,
+    RequiredPackage,
+    TensorVariant,
+    TrackerTraits,
+    WorkerLocation,
+)
 
 __all__ = [
+    "SCRIPT",
     "SEGMENT_ARRAYS",
-    "SERIES_BITS",
-    "SERIES_SEED_BITS",
     "Acceleration",
     "ActionSpace",
-    "Adjustable",
     "Algorithm",
-    "Alone",
+    "AlgorithmTraits",
     "AnySegment",
     "Array",
+    "BackgroundWork",
+    "Baseline",
     "Collector",
     "CollectorSettings",
+    "Common",
     "Counts",
     "Decision",
     "Demand",
-    "Dial",
-    "Driven",
     "EnvFactory",
     "EnvFailure",
+    "EnvSettings",
+    "EnvSpaces",
     "EnvSpec",
+    "EnvTarget",
     "FloatArray",
+    "FollowerStart",
     "Gauge",
+    "HandedOver",
+    "HeldOutSeed",
     "Incident",
     "IncidentKind",
     "LearnerFailure",
+    "LearnerGroup",
     "MetricSink",
     "Metrics",
     "ModeOptions",
+    "ModeTraits",
     "NoTracks",
     "NotFinite",
     "OutOfMemory",
-    "Peers",
+    "Pacing",
     "Policy",
-    "Renewable",
-    "Ring",
-    "Room",
+    "Predictor",
+    "PriorityCollector",
+    "ProbeModel",
+    "Purpose",
+    "RatingAlgorithm",
+    "RequiredPackage",
+    "ReusableCollector",
+    "RingBuffer",
     "RunSeed",
     "Segment",
     "SharedSeed",
-    "Start",
+    "SimulatorCollector",
+    "SimulatorThreadCollector",
+    "SingleLearner",
+    "StagedAlgorithm",
+    "StartPoint",
     "State",
     "StepResult",
     "TensorActor",
     "TensorEnv",
     "TensorSegment",
     "TensorStep",
+    "TensorVariant",
+    "TrackerTraits",
     "Tracks",
+    "Tunable",
+    "TunableCollector",
+    "TuningBounds",
     "UserError",
     "VectorEnv",
+    "WarmStartable",
     "WorkerDied",
     "WorkerHung",
+    "WorkerLocation",
+    "background_stages",
     "callable_name",
     "episode_rng",
     "episode_seed",
+    "first_episode_of",
     "import_callable",
+    "is_found_by_name",
     "require_positive",
+    "split_seed",
+    "training_of",
 ]

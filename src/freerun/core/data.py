@@ -1,4 +1,4 @@
-"""What travels between environments, workers and the learner."""
+"""The data that travels between environments, workers and the learner: segments, demands, metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # workers do without torch
+if TYPE_CHECKING:  # workers never import torch: they must start quickly and stay small
     from torch import Tensor
 
 
@@ -25,18 +25,21 @@ class Segment:
     obs: Array
     action: Array
     log_prob: FloatArray
-    """Under the weights that chose the action (the behaviour policy)."""
+    """Log-probability of the action under the weights that chose it (the behaviour policy)."""
     reward: FloatArray
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     next_obs: Array
-    """The true successor; never the first observation of another episode."""
+    """The observation after the step. At the end of an episode it is the final one, never the first of the next."""
     version: NDArray[np.int64]
+    """The number of updates behind the weights that chose the action."""
     episode: NDArray[np.int64]
-    """Its number; −1 − number where steps of the episode are missing before this one (a queue has dropped them, or
-    hands them over later), so that nobody takes its return and length for those of a whole one."""
+    """The number of each step's episode."""
     seconds: float
-    """Wall time that the worker spent on it."""
+    """Wall time that the worker spent on the segment."""
+    after_gap: NDArray[np.bool_] | None = None
+    """True where earlier steps of the same episode are missing, because a queue has dropped them or hands them over
+    later: nobody may take its return and length for those of a whole episode. None where nothing is missing."""
 
     @property
     def num_steps(self) -> int:
@@ -47,22 +50,28 @@ class Segment:
         return self.terminated | self.truncated
 
     def copy(self) -> Segment:
-        """Arrays of its own, for a segment whose arrays will be overwritten."""
+        """Return a copy with its own arrays, for a segment whose arrays will be overwritten."""
         arrays = {name: getattr(self, name).copy() for name in SEGMENT_ARRAYS}
-        return Segment(**arrays, seconds=self.seconds)
+        after_gap = None if self.after_gap is None else self.after_gap.copy()
+        return Segment(**arrays, seconds=self.seconds, after_gap=after_gap)
 
     def part(self, start: int, stop: int, column: int) -> Segment:
-        """Some steps of one lane, in arrays of their own."""
-        arrays = {name: getattr(self, name)[start:stop, column : column + 1].copy() for name in SEGMENT_ARRAYS}
-        return Segment(**arrays, seconds=self.seconds)
+        """Return the steps from `start` to `stop` of one environment, in arrays of their own."""
+        here = (slice(start, stop), slice(column, column + 1))
+        arrays = {name: getattr(self, name)[here].copy() for name in SEGMENT_ARRAYS}
+        after_gap = None if self.after_gap is None else self.after_gap[here].copy()
+        return Segment(**arrays, seconds=self.seconds, after_gap=after_gap)
 
 
-SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name != "seconds")
+SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name not in ("seconds", "after_gap"))
 
 
 @dataclass
 class TensorSegment:
-    """The same from environments that are tensors, [T, N, ...] on their device; one version chose all its actions."""
+    """Consecutive steps of N environments that are stepped as tensors, [T, N, ...] on their device.
+
+    Unlike in a `Segment`, the weights of one version chose all actions.
+    """
 
     obs: Tensor
     action: Tensor
@@ -72,10 +81,13 @@ class TensorSegment:
     truncated: Tensor
     next_obs: Tensor
     episode_return: Tensor
-    """Of the episode up to and including each step."""
+    """The sum of rewards of the episode up to and including each step."""
     episode_length: Tensor
+    """Steps of the episode up to and including each step."""
     version: int
     seconds: float
+    worker: int = 0
+    """The worker whose environments these are. Its next segment continues where this one ends."""
 
     @property
     def num_steps(self) -> int:
@@ -91,44 +103,48 @@ AnySegment = Segment | TensorSegment
 
 @dataclass(frozen=True)
 class Demand:
-    """What an algorithm needs before its next update; empty means "update now".
+    """What an algorithm needs before its next update. An empty demand means "update now".
 
-    Given both, so many episodes are what the steps have been found to come to.
+    With both `episodes` and `steps`, the algorithm wants steps, and `episodes` is the number known to contain them.
     """
 
     episodes: int = 0
     steps: int = 0
     whole_episodes: bool = True
-    """Where False, parts of episodes will do: what is missing of them comes with later demands."""
+    """If False, parts of episodes are enough: the rest of them comes with later demands."""
     next_steps: int | None = None
-    """Steps of the next demand, where it is known to be another: so much may be collected ahead for each update of
-    allowed lag."""
+    """Steps of the next demand, if it differs from this one. Workers may collect this much ahead for each update of lag
+    that is allowed."""
+    steps_left: int | None = None
+    """Steps that --total-steps leaves for this demand and all later ones. No more are collected, even if the demand
+    is in episodes."""
 
     def __bool__(self) -> bool:
         return self.episodes > 0 or self.steps > 0
 
 
-class Ring:
-    """Rows in the order they came, of which the last `capacity` are there: as part of a state, only new ones are kept.
+class RingBuffer:
+    """A ring buffer of the newest `capacity` rows, as part of a checkpoint, which saves only rows that are new.
 
-    `columns` are arrays or tensors [capacity, ...] in which row n lies at n % capacity.
+    `columns` are arrays or tensors [capacity, ...]. Row n lies at index n % capacity.
     """
 
     def __init__(self, columns: Mapping[str, Any], total: int):
         self.columns = columns
         self.total = total
-        """Rows that ever came."""
+        """The number of rows that were ever added, including those that were overwritten."""
         self.capacity = len(next(iter(columns.values())))
 
     @property
     def first(self) -> int:
-        """The oldest row that is there."""
+        """The number of the oldest row that is still there."""
         return max(0, self.total - self.capacity)
 
     def pieces(self, first: int | None = None, stop: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Rows from `first` to `stop`, oldest first, as the number of a piece's first row and its columns."""
+        """Yield the rows from `first` to `stop`, oldest first, in pieces: the number of the first row, and columns."""
         first, stop = self.first if first is None else first, self.total if stop is None else stop
         while first < stop:
+            # A piece ends where the buffer wraps around.
             place = first % self.capacity
             num_rows = min(stop - first, self.capacity - place)
             yield first, {name: column[place : place + num_rows] for name, column in self.columns.items()}

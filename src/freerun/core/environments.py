@@ -1,4 +1,4 @@
-"""What steps: environments one by one, in a batch of arrays, or as tensors."""
+"""Environments as freerun sees them: one by one, in a batch of arrays, or as a batch of tensors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import gymnasium
 from gymnasium import spaces
 
-from freerun.core.books import Tracks
+from freerun.core.accounting import Tracks
 from freerun.core.data import Array, Metrics
 
-if TYPE_CHECKING:  # workers do without torch
+if TYPE_CHECKING:  # workers never import torch
     import torch
     from torch import Tensor
 
@@ -20,14 +20,23 @@ if TYPE_CHECKING:  # workers do without torch
 ActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
 
 
+class EnvSpaces(NamedTuple):
+    """The spaces of an environment as its author wrote them: what a deployed policy takes and returns."""
+
+    observation: spaces.Space[Any]
+    action: spaces.Space[Any]
+
+
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an algorithm must know of an environment."""
+    """What an algorithm must know about an environment."""
 
     observation_space: spaces.Box
     action_space: ActionSpace
     reports_final_obs: bool = True
-    """False where an environment resets itself and hides the last observation of an episode."""
+    """False if the environment resets itself and hides the last observation of an episode."""
+    max_episode_steps: int | None = None
+    """The time limit: no episode has more steps. None if there is no limit, or if it is not known."""
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -35,25 +44,25 @@ class EnvSpec:
 
 
 class StepResult(NamedTuple):
-    """One step of B environments. The arrays belong to the environment and are overwritten by the next step."""
+    """One step of B environments. The arrays belong to the environment, and the next step overwrites them."""
 
     obs: Array
-    """What to act on next: where an environment resets itself, the first observation of the next episode."""
+    """The observations to act on next. If an environment resets itself, this is the first one of the next episode."""
     final_obs: Array
-    """The successor of the step: where an episode ended, its last observation."""
+    """The observations after the step. Where an episode has ended, this is its last one."""
     reward: Array
     terminated: Array | Sequence[bool]
     truncated: Array | Sequence[bool]
 
 
 class VectorEnv(Protocol):
-    """B environments stepped together. One whose episode has ended rests until it is reset."""
+    """B environments that are stepped together. An environment whose episode has ended rests until it is reset."""
 
     spec: EnvSpec
     num_envs: int
 
     def reset(self, seeds: Sequence[int | None]) -> Array:
-        """Start a new episode where a seed is given, leave the others alone; return all observations."""
+        """Start a new episode in each environment that gets a seed, and return the observations of all."""
         ...
 
     def step(self, action: Array) -> StepResult: ...
@@ -62,27 +71,29 @@ class VectorEnv(Protocol):
 
 
 class EnvFactory(Protocol):
-    """Builds environments where they are needed; travels to the workers."""
+    """Builds environments. It is sent to the workers, which build their own."""
 
     @property
     def spec(self) -> EnvSpec: ...
 
-    def make_lane(self) -> gymnasium.Env[Any, Any]:
-        """One environment with the spaces of `spec`."""
+    def make_one(self) -> gymnasium.Env[Any, Any]:
+        """Build one environment with the spaces of `spec`."""
         ...
 
     def make(self, num_envs: int) -> VectorEnv:
-        """Environments stepped one after another in this process."""
+        """Build environments that are stepped one after another in this process."""
         ...
 
     def make_parallel(self, num_envs: int, tracks: Tracks, step_timeout: float) -> VectorEnv:
-        """Environments in a process each, stepped together; each notes on its track when it is busy, and one that takes
-        longer than that for a step has failed."""
+        """Build environments in a process each that are stepped together.
+
+        Each notes on its own track when it is busy. A step that takes longer than `step_timeout` seconds is a failure.
+        """
         ...
 
 
 class TensorStep(NamedTuple):
-    """One step of N environments as tensors on their device, which are theirs and overwritten by the next step."""
+    """One step of N environments. The tensors belong to the environment, and the next step overwrites them."""
 
     obs: Tensor
     final_obs: Tensor
@@ -92,22 +103,22 @@ class TensorStep(NamedTuple):
 
 
 class TensorEnv(Protocol):
-    """N environments stepped as one batch of tensors. Where an episode ends, the next one begins in the same step."""
+    """N environments that are stepped as one batch of tensors. The step that ends an episode starts the next one."""
 
     spec: EnvSpec
     num_envs: int
     device: torch.device
     is_capturable: bool
-    """Whether a step can be recorded as part of a CUDA graph: no question to the device, all state written in place."""
+    """True if a step can be recorded in a CUDA graph: it never reads from the device, and writes all state in place."""
 
     def reset(self) -> Tensor:
-        """Begin anew everywhere; the first observations."""
+        """Start a new episode in all environments, and return the first observations."""
         ...
 
     def step(self, action: Tensor) -> TensorStep: ...
 
     def metrics(self) -> Metrics:
-        """What the simulator has logged of itself since the last call."""
+        """Return what the simulator has logged about itself since the last call."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Files that survive a kill, a full disk and a careless download: whole or not there at all, bounded when read."""
+"""Files that survive a kill and a full disk: they are whole or not there. Reading is bounded: files may be hostile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HASHED_AT_ONCE = 1 << 20
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """A new file, on the disk when this returns."""
+    """Write a file that is on the disk, and not only in the kernel's cache, when this returns."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -30,8 +30,11 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """All or nothing: a reader, or a crash, never sees half a file."""
+    """Write a file so that neither a reader nor a crash ever sees half of it."""
+    # The process id keeps two processes that write the same file from sharing a temporary one.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # First the bytes, then the name: if the rename reached the disk before them, a power failure would leave an empty
+    # file. The temporary file is in the same folder, because a rename is atomic only within one file system.
     try:
         write_durably(temporary, content)
         temporary.replace(path)
@@ -42,7 +45,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """A rename is on the disk once the folder is."""
+    """Write a folder's list of names to the disk. A rename survives a power failure only after this."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -59,14 +62,14 @@ def sha256_of(path: Path) -> str:
 
 
 def refuse_huge(path: Path) -> None:
-    """A file with holes takes no room on a disk, and all of a machine's memory when it is read."""
+    """Refuse a file larger than half of the memory. A file with holes can be that large and take no space on a disk."""
     size, memory = path.stat().st_size if path.is_file() else 0, psutil.virtual_memory().total
     if size > memory / 2:
         raise UserError(f"{path} has {size >> 30} GiB, more than half of this machine's memory: it is not read")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object; whatever else a file may hold is refused with one sentence, and so is one that is too large."""
+    """Read a JSON object. Raises UserError with one sentence if the file holds anything else, or is too large."""
     try:
         if not path.is_file():
             raise UserError(f"cannot read {path}: there is no such file")
@@ -85,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What it says; ValueError where it is not JSON, or a number in it is beyond all numbers."""
+    """Parse JSON. Raises ValueError if it is not JSON, or holds NaN or infinity, which Python would accept."""
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
 
 
@@ -100,63 +103,70 @@ def _finite(text: str) -> float:
     return number
 
 
-class Lines:
-    """A file of whole lines that grows. What a full disk does not take waits here, and no line is ever torn."""
+class LineFile:
+    """A growing file of whole lines. Lines that a full disk does not take wait here, and no line is ever torn."""
 
-    def __init__(self, path: Path, keep: dict[str, Any] | None = None):
-        """Begin anew, or go on after what a checkpoint says of it."""
+    def __init__(self, path: Path, resume_from: dict[str, Any] | None = None):
+        """Begin an empty file, or continue after the `mark` that a checkpoint holds. Later lines are cut off."""
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._digest = hashlib.sha256()
         self._size = 0
-        self._waiting = b""
+        self._unwritten = b""
         self._is_failing = False
-        if keep is not None:
-            self._go_on(keep)
+        if resume_from is not None:
+            self._resume(resume_from)
         os.ftruncate(self._descriptor, self._size)
         os.lseek(self._descriptor, 0, os.SEEK_END)
 
-    def _go_on(self, keep: dict[str, Any]) -> None:
-        content = os.pread(self._descriptor, min(keep["bytes"], os.fstat(self._descriptor).st_size), 0)
-        content = content[: content.rfind(b"\n") + 1]
+    def _resume(self, mark: dict[str, Any]) -> None:
+        content = os.pread(self._descriptor, min(mark["bytes"], os.fstat(self._descriptor).st_size), 0)
+        content = content[: content.rfind(b"\n") + 1]  # without half a line at the end
         self._digest.update(content)
         self._size = len(content)
-        if (self._size, self._digest.hexdigest()) != (keep["bytes"], keep["sha256"]):
-            logger.warning("%s is not as the checkpoint knows it: it goes on after its last whole line", self.path)
+        if (self._size, self._digest.hexdigest()) != (mark["bytes"], mark["sha256"]):
+            logger.warning(
+                "%s differs from what the checkpoint recorded: it continues after its last whole line", self.path
+            )
 
     def write(self, line: str) -> None:
-        self._waiting += line.encode()
-        with contextlib.suppress(OSError):  # said already; the next line tries again
+        """Add one line, with its line break."""
+        self._unwritten += line.encode()
+        with contextlib.suppress(OSError):  # `flush` has logged it, and the next line tries again
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits; a disk that is full may hold later what it does not hold now."""
+        """Write the lines that wait. A disk that is full now may have space again later."""
         try:
             written = 0
-            while written < len(self._waiting):
-                written += os.write(self._descriptor, self._waiting[written:])
+            while written < len(self._unwritten):  # write() may take only a part, before a disk is full
+                written += os.write(self._descriptor, self._unwritten[written:])
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._size)  # half a line
+                # Cut off half a line, so that a reader never sees it and the next attempt begins at its start.
+                os.ftruncate(self._descriptor, self._size)
                 os.lseek(self._descriptor, self._size, os.SEEK_SET)
             if not self._is_failing:
-                logger.warning("%s cannot be written: %s; training goes on, lines wait", self.path, error.strerror)
+                logger.warning(
+                    "%s cannot be written: %s; training goes on, and the lines wait", self.path, error.strerror
+                )
             self._is_failing = True
             raise
-        self._digest.update(self._waiting)
-        self._size += len(self._waiting)
-        self._waiting = b""
+        # Only now, after the whole of it was written: the hash must describe what is in the file.
+        self._digest.update(self._unwritten)
+        self._size += len(self._unwritten)
+        self._unwritten = b""
         self._is_failing = False
 
     def mark(self) -> dict[str, Any]:
-        """What a checkpoint must know to go on from here; raises if not everything is on the disk."""
+        """The position for a checkpoint, to resume the file from here. Raises OSError if not all is on the disk."""
         self.flush()
-        os.fsync(self._descriptor)
+        os.fsync(self._descriptor)  # a checkpoint must not refer to lines that a power failure could still take
         return {"bytes": self._size, "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.flush()
-        if self._waiting:
-            logger.warning("%s lacks its last %d bytes: the disk did not take them", self.path, len(self._waiting))
+        if self._unwritten:
+            logger.warning("%s lacks its last %d bytes: the disk did not take them", self.path, len(self._unwritten))
         os.close(self._descriptor)

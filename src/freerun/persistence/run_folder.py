@@ -1,4 +1,4 @@
-"""A run on disk: config.json, checkpoints/, summary.json, policy.safetensors, and what is noted on the way."""
+"""The folder of a run: config.json, checkpoints/, summary.json, policy.safetensors, and the files that grow."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from freerun.core import Array, FloatArray, UserError
+from freerun.core import Array, EnvSpaces, FloatArray, UserError
 from freerun.persistence.files import read_json, refuse_huge, write_atomically
-from freerun.persistence.links import refuse_links_out
+from freerun.persistence.link_check import refuse_links_out
+from freerun.persistence.space_codec import pack_spaces, unpack_spaces
 
 logger = logging.getLogger("freerun")
 
@@ -27,6 +28,8 @@ CONFIG, SUMMARY, POLICY, LOCK = "config.json", "summary.json", "policy.safetenso
 
 
 class RunFolder:
+    """The paths of a run's files, and the files that are written at its beginning and end."""
+
     def __init__(self, path: Path):
         self.path = path
         self.metrics_path = path / "metrics.jsonl"
@@ -37,8 +40,9 @@ class RunFolder:
 
     @classmethod
     def choose(cls, path: Path | None, env: str, mode: str) -> RunFolder:
-        """A folder without a run in it; under runs/ if no path is given. Nothing is written yet."""
+        """Choose a folder for a new run: this path, or a new one under runs/. Nothing is written yet."""
         if path is None:
+            # Names of environments contain slashes and colons, which do not belong into a path.
             slug = re.sub(r"[^\w.-]+", "-", f"{env}-{mode}")
             path = _unused(Path("runs") / f"{slug}-{datetime.now():%Y%m%d-%H%M%S}")
         if (path / CONFIG).exists():
@@ -46,7 +50,7 @@ class RunFolder:
         return cls(path)
 
     def create(self) -> None:
-        """It holds a run once it has a config.json: see `write_config`."""
+        """Make the folder. It counts as a run only once it has a config.json (see `write_config`)."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path / LOCK, b"")
@@ -55,6 +59,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
+        """The folder of a run that has ended. Raises UserError if it is none."""
         for name in (CONFIG, POLICY):
             if not (path / name).is_file():
                 raise UserError(
@@ -63,26 +68,28 @@ class RunFolder:
         return cls(path)
 
     def claim(self) -> Callable[[], None]:
-        """Nobody else may write here until the function that is returned is called, or this process ends."""
+        """Lock the folder against other runs, until the returned function is called or this process ends."""
         refuse_links_out(self.path)
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        # The kernel holds the lock with the open file, so it ends with the process, however that ends. A lock file that
+        # must be removed would stay behind after a kill.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             raise UserError(f"the run in {self.path} is still going on: stop it before you resume it") from None
-        except OSError:  # a file system that has no locks
-            logger.info("%s cannot be locked: see to it that nobody else resumes this run", self.path)
+        except OSError:  # some network file systems have no locks
+            logger.info("%s cannot be locked: make sure that nobody else resumes this run", self.path)
         return lambda: os.close(descriptor)
 
     def drop_results(self) -> None:
-        """A run that goes on has not ended: until it does, its checkpoints hold the newest policy."""
+        """Remove the results of a run that is resumed. Until it ends again, its checkpoints hold the newest policy."""
         for name in (POLICY, SUMMARY):
             with contextlib.suppress(OSError):
                 (self.path / name).unlink()
 
     def write_results(self, policy: bytes, summary: Mapping[str, Any]) -> bool:
-        """What a run ends with; False, and a word, where the disk does not take it."""
+        """Write the policy and the summary of a run that has ended; False, with a warning, if that fails."""
         try:
             write_atomically(self.path / POLICY, policy)
             self._write_json(SUMMARY, summary)
@@ -91,41 +98,67 @@ class RunFolder:
             return False
         return True
 
+    def has_results_of(self, update: int) -> bool:
+        """True if the folder holds the results of a run that ended with this update."""
+        try:
+            summary = read_json(self.path / SUMMARY)
+        except UserError:
+            return False
+        return (self.path / POLICY).exists() and summary.get("updates") == update
+
     def read_config(self) -> dict[str, Any]:
         return read_json(self.path / CONFIG)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write config.json. A run that is resumed can do without a new one; a new run cannot."""
         try:
             self._write_json(CONFIG, config)
         except OSError as error:
             if not (self.path / CONFIG).exists():
                 raise UserError(f"cannot write to {self.path}: {error.strerror}; name another --run-dir") from None
-            logger.warning("%s stays as it was: %s", self.path / CONFIG, error.strerror)
+            logger.warning("%s could not be replaced and stays as it was: %s", self.path / CONFIG, error.strerror)
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def pack_policy(arrays: Mapping[str, FloatArray], description: Mapping[str, Any]) -> bytes:
+class PolicyFile(NamedTuple):
     """The content of policy.safetensors."""
-    return save({name: array.copy() for name, array in arrays.items()}, {"freerun": json.dumps(description)})
+
+    arrays: dict[str, Array]
+    description: dict[str, Any]
+    """What is needed besides the arrays to build the policy again."""
+    spaces: EnvSpaces | None
+    """The environment's spaces; None in files of older versions, and if JSON cannot describe them."""
 
 
-def read_policy(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Its arrays, and what it takes to build it again."""
+def pack_policy(arrays: Mapping[str, FloatArray], description: Mapping[str, Any], spaces: EnvSpaces) -> bytes:
+    """The bytes of policy.safetensors."""
+    # All metadata in one text: safetensors writes several entries in random order, and equal policies should be equal
+    # files.
+    about = {**description, "spaces": pack_spaces(spaces)}
+    return save({name: array.copy() for name, array in arrays.items()}, {"freerun": json.dumps(about)})
+
+
+def read_policy(path: Path) -> PolicyFile:
+    """Read a policy from a file that may come from anywhere. Raises UserError if it cannot be used."""
     refuse_huge(path)
     try:
         with safe_open(path, "numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             description = json.loads(file.metadata()["freerun"])
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+        described = description.pop("spaces", None)
+        spaces = None if described is None else unpack_spaces(described)
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
         raise UserError(f"{path} is not a policy that freerun wrote: {error}") from None
+    # A policy with NaN in its weights would act at random without any error.
     if not isinstance(description, dict) or not all(np.isfinite(array).all() for array in arrays.values()):
         raise UserError(f"{path} is not a policy that can be used: its numbers are not finite")
-    return arrays, description
+    return PolicyFile(arrays, description, spaces)
 
 
 def _unused(path: Path) -> Path:
+    """The path itself, or with a number appended if it exists."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -1,0 +1,1 @@
+"""What a run reports: the ledger, metrics, displays, the timeline and trackers."""

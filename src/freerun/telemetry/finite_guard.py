@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: told of, with the step that most likely made them so."""
+"""Reports losses and gradients that are not finite, with the step that most likely caused them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from freerun.telemetry.ledger import Ledger
 logger = logging.getLogger("freerun")
 
 LEARNER = -1
-MOST_IN_A_ROW = 8
-"""Updates of which nothing was learned, before a run that was told to continue ends all the same."""
+MOST_BAD_UPDATES = 8
+"""With --on-nan continue, the run still ends after this many bad updates in a row: it no longer learns anything."""
 
 
 class FiniteGuard:
-    """Looks at every update. Algorithms keep their weights whole; whether to go on without the step is said here."""
+    """A sink that checks every update. Algorithms skip a bad gradient step; this decides whether the run goes on."""
 
     def __init__(
         self,
@@ -34,35 +34,37 @@ class FiniteGuard:
         self._on_nan = on_nan
         self._run_seed = run_seed
         self._report = report
-        self._in_a_row = 0
+        self._num_bad_updates = 0
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         bad = [name for name, value in metrics.items() if name.endswith("_loss") and not math.isfinite(value)]
         if metrics.get("num_gradient_steps", 1.0) == 0:
-            bad = []  # it ended before the first: there is no loss
+            bad = []  # the update made no gradient step, so its losses are NaN by definition
         if metrics.get("bad_gradients", 0.0):
             bad.append("the gradient")
         if not bad:
-            self._in_a_row = 0
+            self._num_bad_updates = 0
             return
-        self._in_a_row += 1
+        self._num_bad_updates += 1
         failure = self._failure(int(metrics["update"]), bad)
         kind: Literal["not-finite"] = "not-finite"
         self._report(
             Incident(LEARNER, time.time(), kind, failure.episode, failure.seed, str(failure), failure.evidence)
         )
-        if self._on_nan == "stop" or self._in_a_row >= MOST_IN_A_ROW:
+        if self._on_nan == "stop" or self._num_bad_updates >= MOST_BAD_UPDATES:
             raise failure
         logger.warning("%s", failure)
 
     def _failure(self, update: int, bad: list[str]) -> NotFinite:
+        """The error that names the update and, if one can be found, the step with the largest number."""
         text = f"update {update}: {' and '.join(bad)} not finite; no weight was changed by it"
-        found = self._largest()
+        found = self._largest_number()
         if found is None:
             return NotFinite(text)
+        # Divergence usually begins with one extreme number, so the largest is the best suspect there is.
         size, what, segment, row, column = found
         number = int(segment.episode[row, column])
-        number = -1 - number if number < 0 else number
+        # The first row of this episode in the segment: argmax of booleans is the first True.
         since = int(np.argmax(segment.episode[:, column] == segment.episode[row, column]))
         seed = episode_seed(self._run_seed, number)
         failure = NotFinite(
@@ -74,16 +76,18 @@ class FiniteGuard:
             failure.evidence = segment.part(since, row + 1, column)
         return failure
 
-    def _largest(self) -> tuple[float, str, Segment, int, int] | None:
+    def _largest_number(self) -> tuple[float, str, Segment, int, int] | None:
+        """The largest number among the newest rewards and observations: its size, what it is, and where it is."""
         found: list[tuple[float, str, Segment, int, int]] = []
-        for segment in self._ledger.newest:
+        for segment in self._ledger.newest_segments:
             for what, array in (("a reward", segment.reward), ("an observation", segment.obs)):
                 if array.shape[:2] != segment.reward.shape:
-                    continue  # left out: several learners tell each other no observations
+                    continue  # several learners do not send each other observations
+                # In float64, because the absolute value of the lowest int8 or int64 does not fit its own type.
                 sizes = np.abs(array.astype(np.float64)).reshape(*array.shape[:2], -1).max(axis=2)
                 row, column = divmod(int(sizes.argmax()), sizes.shape[1])
                 found.append((float(sizes[row, column]), what, segment, row, column))
         return max(found, key=lambda entry: entry[0], default=None)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """This sink holds nothing open."""

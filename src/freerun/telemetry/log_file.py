@@ -1,4 +1,4 @@
-"""`log.txt`: what a run has said in words, warnings among it, with the time."""
+"""`log.txt`: the messages and warnings of a run, with the time."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from pathlib import Path
 logger = logging.getLogger("freerun")
 
 
-class _File(logging.FileHandler):
+class _ForgivingFileHandler(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk must not end a run: what was said is on the terminal too."""
+        """Ignore a full disk: it must not end a run, and the message is on the terminal too."""
 
 
-class _Covered(logging.Formatter):
-    def __init__(self, cover: Callable[[str], str]):
+class _RedactingFormatter(logging.Formatter):
+    def __init__(self, redact: Callable[[str], str]):
         super().__init__("%(asctime)s %(levelname)s %(message)s")
-        self._cover = cover
+        self._redact = redact
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._cover(super().format(record))
+        return self._redact(super().format(record))
 
 
 class LogFile:
-    def __init__(self, path: Path, cover: Callable[[str], str]):
-        """`cover` takes out of a text what no file may hold."""
-        self._file = _File(path, encoding="utf-8")
-        self._file.setFormatter(_Covered(cover))
-        # Python prints warnings by itself only while nobody handles them.
-        by_default = logging.lastResort if not logger.hasHandlers() else None
-        self._handlers = [self._file, *([by_default] if by_default is not None else [])]
+    """Copies everything that freerun logs into a file, until it is closed."""
+
+    def __init__(self, path: Path, redact: Callable[[str], str]):
+        """`redact` takes secrets out of a text before it is written."""
+        self._file = _ForgivingFileHandler(path, encoding="utf-8")
+        self._file.setFormatter(_RedactingFormatter(redact))
+        # Python prints warnings by itself only while the logger has no handler, so its own handler is added too.
+        terminal = logging.lastResort if not logger.hasHandlers() else None
+        self._handlers = [self._file, *([terminal] if terminal is not None else [])]
+        # The file takes messages from INFO on. The terminal's handler keeps its own threshold, which is WARNING.
         self._level = logger.level
         if logger.getEffectiveLevel() > logging.INFO:
             logger.setLevel(logging.INFO)

@@ -6,18 +6,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from freerun.core import UserError
-from freerun.telemetry.tags import finite_tags
+from freerun.core import RequiredPackage, TrackerTraits
+from freerun.telemetry.metric_tags import finite_tags
 from freerun.telemetry.tracking import TrackedRun
-
-try:
-    import tensorboard  # noqa: F401 - torch's own message says less
-except ModuleNotFoundError:
-    raise UserError("--track tensorboard needs TensorBoard: pip install 'freerun[tensorboard]'") from None
 
 
 class TensorBoard:
+    """A sink that writes TensorBoard's event files into the run folder."""
+
+    traits = TrackerTraits(
+        description="event files in the run folder",
+        package=RequiredPackage("tensorboard", "TensorBoard", "tensorboard"),
+    )
+
     def __init__(self, run: TrackedRun):
+        # Here and not above: `freerun list` reads the traits, and torch takes seconds to import.
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(run.path))

@@ -1,9 +1,9 @@
-"""What a person sees while a run goes on: a live display, or plain log lines where there is no terminal."""
+"""Shows a run while it goes on: a live display in a terminal, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -13,10 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from freerun.core import Counts
-from freerun.telemetry.figures import FIGURES, RecentRecords
+from freerun.telemetry.advice import FIGURES
+from freerun.telemetry.plain_text import format_or_dash, print_plain
+from freerun.telemetry.waiting import SILENT_SECONDS, WaitingStatus
 
 LOG_EVERY_SECONDS = 2.0
-BAR_WIDTH = 24
+MIN_BAR_WIDTH, BAR_WIDTH = 8, 24
+COLUMN_GAP = 3
 OPTIONAL_FIGURES = (
     {
         "real_data": "real data",
@@ -33,10 +36,16 @@ OPTIONAL_FIGURES = (
         "eval_return": "eval return",
     },
 )
-"""Rows of the live display that only some algorithms, modes and machines have something to say in."""
+"""Two rows of the live display, with metrics that only some algorithms, modes and machines have."""
 
 
-class _Budget(Protocol):
+OwnLine = Callable[[int, Mapping[str, float]], str]
+"""From the steps so far and the metrics of an update to a line that only this algorithm has."""
+
+
+class _Limits(Protocol):
+    """The limits of a run, as the progress bar needs them."""
+
     @property
     def total_steps(self) -> int | None: ...
     @property
@@ -44,84 +53,132 @@ class _Budget(Protocol):
 
 
 class LiveDisplay:
-    """Redraws itself four times a second, so that episodes are seen to arrive also within a long round."""
+    """A sink that redraws the figures of a run four times a second, so that steps are seen to arrive between updates.
 
-    def __init__(self, title: str, budget: _Budget, counts: Callable[[], Counts], console: Console):
+    As everywhere else, `steps` are those that were learned from. Steps that wait for the next update are shown beside
+    them.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        budget: _Limits,
+        waiting: WaitingStatus,
+        advice: Callable[[], str | None],
+        counts: Callable[[], Counts],
+        console: Console,
+        own_line: OwnLine | None = None,
+    ):
         self._title = title
+        self._own_line = own_line
         self._budget = budget
+        self._waiting = waiting
         self._counts = counts
-        self._step = 0
+        self._console = console
+        self._step = counts().steps_delivered  # more than 0 in a run that was resumed
         self._metrics: Mapping[str, float] = {}
-        self._started = time.monotonic()
-        self._recent = RecentRecords()
+        self._began_at = time.monotonic()
+        self._is_closed = False
+        self._advice = advice
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
         self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        # rich redraws on a thread of its own. Both attributes are replaced, never changed, so no lock is needed: at
+        # worst one frame shows the new step with the old metrics.
         self._step, self._metrics = step, dict(metrics)
-        self._recent.write(step, metrics)
+        self._waiting.note_update()
 
     def close(self) -> None:
+        self._is_closed = True
         self._live.stop()
 
     def _render(self) -> RenderableType:
-        metrics = self._metrics
+        title = Text(self._title, style="bold")
+        if not self._metrics:  # before the first update there is nothing else to show
+            return Group(title, self._progress(), *self._status(at_once=True))
+        advice = self._advice()
+        advised = [Text(advice, style="yellow")] if advice else []
+        own = [Text(self._own_line(self._step, self._metrics), style="dim")] if self._own_line is not None else []
+        return Group(title, self._progress(), self._figures(), *self._bars(), *own, *advised, *self._status())
+
+    def _progress(self) -> RenderableType:
         total_steps, total_episodes = self._budget.total_steps, self._budget.total_episodes
-        # Steps arrive before they are learned from; between updates the bar follows them.
-        steps = max(self._step, self._counts().steps_delivered)
-        progress = metrics.get("progress", 0.0)
+        progress = self._metrics.get("progress", 0.0)
+        # With a limit on steps alone, progress follows the steps that are shown; otherwise it is as of the last update.
         if total_steps and not total_episodes:
-            progress = min(1.0, max(progress, steps / total_steps))
-        elapsed = time.monotonic() - self._started
+            progress = min(1.0, max(progress, self._step / total_steps))
+        elapsed = time.monotonic() - self._began_at
+        # Time to go: elapsed / progress is the whole. Under one percent that would be a wild guess.
         remaining = elapsed * (1 - progress) / progress if progress > 0.01 else None
         goal = f"{total_steps:,} steps" if total_steps else f"{total_episodes:,} episodes"
-        head = Table.grid(padding=(0, 2))
-        head.add_row(
-            ProgressBar(total=1.0, completed=progress, width=40),
-            f"{progress:4.0%} of {goal}",
-            Text(f"{_clock(elapsed)} elapsed, {_clock(remaining)} to go", style="dim"),
-        )
-        if not metrics:
-            waiting = Text(f"collecting the first round … {steps:,} steps", style="dim")
-            return Group(Text(self._title, style="bold"), head, waiting)
-        figures = Table.grid(padding=(0, 3))
-        figures.add_row(
-            _figure("return", f"{metrics['return_mean']:.1f}"),
-            _figure("length", f"{metrics['length_mean']:.0f}"),
-            _figure("steps", f"{steps:,}"),
-            _figure("episodes", f"{metrics['episodes']:,.0f}"),
-            _figure("updates", f"{metrics['update']:,.0f}"),
-        )
-        figures.add_row(
-            _figure("steps/s", f"{metrics['steps_per_second']:,.0f}"),
-            _figure("episodes/s", f"{metrics['episodes_per_second']:,.1f}"),
-            _figure("lag", f"{metrics.get('lag_mean', 0):.2f}"),
-            _figure("dropped", f"{metrics['dropped_steps']:,.0f}"),
-            _figure("restarts", f"{metrics['worker_restarts']:,.0f}"),
-        )
-        for names in OPTIONAL_FIGURES:
-            if known := {name: label for name, label in names.items() if name in metrics}:
-                figures.add_row(
-                    *(_figure(label, f"{metrics[name]:,.0f}", _style(name, metrics)) for name, label in known.items())
-                )
-        waits = Table.grid(padding=(0, 1))
-        busy, waiting_share = metrics["workers_busy_share"], metrics["learner_waiting_share"]
-        waits.add_row("workers", _bar(busy), f"{busy:4.0%} busy{_what_workers_wait_for(metrics)}")
-        updating = metrics["learner_updating_share"]
-        waits.add_row("learner", _bar(updating), f"{updating:4.0%} updating, {waiting_share:.0%} waiting for workers")
-        advice = self._recent.advice()
-        told = [Text(advice, style="yellow")] if advice else []
-        return Group(Text(self._title, style="bold"), head, figures, waits, *told)
+        done = f"{progress:4.0%} of {goal}  "
+        clock = f"{_clock(elapsed)} elapsed, {_clock(remaining)} to go"
+        row = Table.grid(padding=(0, 2))
+        # The bar takes what the texts leave, so that the row fits a narrow terminal.
+        width = max(MIN_BAR_WIDTH, min(40, self._console.width - len(done) - len(clock) - 2))
+        row.add_row(ProgressBar(total=1.0, completed=progress, width=width), Text.assemble(done, (clock, "dim")))
+        return row
+
+    def _figures(self) -> RenderableType:
+        metrics = self._metrics
+        # After the end nothing will be learned from what still waits, so it is not shown.
+        waiting = 0 if self._is_closed else max(0, self._counts().steps_delivered - self._step)
+        rows = [
+            [
+                _figure("return", format_or_dash(metrics["return_mean"], ".1f")),
+                _figure("length", format_or_dash(metrics["length_mean"], ".0f")),
+                _figure("steps", f"{self._step:,}" + (f" (+{waiting:,} waiting)" if waiting else "")),
+                _figure("episodes", f"{metrics['episodes']:,.0f}"),
+                _figure("updates", f"{metrics['update']:,.0f}"),
+            ],
+            [
+                _figure("steps/s", f"{metrics['steps_per_second']:,.0f}"),
+                _figure("episodes/s", f"{metrics['episodes_per_second']:,.1f}"),
+                _figure("lag", f"{metrics.get('lag_mean', 0):.2f}"),
+                _figure("dropped", f"{metrics['dropped_steps']:,.0f}"),
+                _figure("restarts", f"{metrics['worker_restarts']:,.0f}"),
+            ],
+        ]
+        rows += [
+            [
+                _figure(label, f"{metrics[name]:,.0f}", _style(name, metrics))
+                for name, label in names.items()
+                if name in metrics
+            ]
+            for names in OPTIONAL_FIGURES
+        ]
+        return _grid(rows, self._console.width)
+
+    def _bars(self) -> list[RenderableType]:
+        metrics = self._metrics
+        busy, updating = metrics["workers_busy_share"], metrics["learner_updating_share"]
+        rows = {
+            "workers": (busy, f"{busy:4.0%} busy{_what_workers_wait_for(metrics)}"),
+            "learner": (updating, f"{updating:4.0%} updating, waits {metrics['learner_waiting_share']:.0%} data"),
+        }
+        words_width = max(len(words) for _, words in rows.values())
+        width = max(MIN_BAR_WIDTH, min(BAR_WIDTH, self._console.width - len("workers  ") - words_width - 1))
+        return [Text.assemble(f"{name} ", *_bar(share, width), f" {words}") for name, (share, words) in rows.items()]
+
+    def _status(self, at_once: bool = False) -> list[RenderableType]:
+        """What the run is waiting for, if there has been no update for some time."""
+        if self._is_closed:
+            return []
+        if self._waiting.seconds >= SILENT_SECONDS:
+            return [Text(self._waiting.sentence(), style="yellow")]
+        return [Text(self._waiting.text(), style="dim")] if at_once else []
 
 
 class LogLines:
-    """A line every two seconds."""
+    """A sink that prints a line every two seconds, and one at the end."""
 
-    def __init__(self, title: str, console: Console):
+    def __init__(self, title: str, console: Console, own_line: OwnLine | None = None):
         self._console = console
-        self._last = float("-inf")
+        self._own_line = own_line
+        self._last = float("-inf")  # so that the first record is printed at once
         self._unwritten: tuple[int, Mapping[str, float]] | None = None
-        self._print(title)
+        print_plain(console, title)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._unwritten = (step, metrics)
@@ -129,7 +186,7 @@ class LogLines:
             self._log()
 
     def close(self) -> None:
-        self._log()
+        self._log()  # the last record, which may have come less than two seconds after the one before
 
     def _log(self) -> None:
         if self._unwritten is None:
@@ -141,7 +198,7 @@ class LogLines:
             "step": f"{step}",
             "episodes": f"{metrics['episodes']:.0f}",
             "update": f"{metrics['update']:.0f}",
-            "return": f"{metrics['return_mean']:.2f}",
+            "return": format_or_dash(metrics["return_mean"], ".2f"),
             "steps/s": f"{metrics['steps_per_second']:.0f}",
             "episodes/s": f"{metrics['episodes_per_second']:.1f}",
             "lag": f"{metrics.get('lag_mean', 0):.2f}",
@@ -152,15 +209,12 @@ class LogLines:
             shown |= {"queue": f"{metrics['queue_percent']:.0f}%", "dropped": f"{metrics['dropped_steps']:.0f}"}
         if "eval_return" in metrics:
             shown["eval"] = f"{metrics['eval_return']:.2f}"
-        self._print(f"{metrics['progress']:4.0%}  " + " ".join(f"{name}={value}" for name, value in shown.items()))
-        if "dynamics_updates" in metrics:
-            counts = {name: metrics[name] for name in ("real_data", "model_data", "agent_updates", "dynamics_updates")}
-            label = "AsyncMBPO" if metrics["concurrent_stages"] else "MBPO"
-            counted = " ".join(f"{name}={value:.0f}" for name, value in {"step": step, **counts}.items())
-            self._print(f"[{label}] {counted}")
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        print_plain(
+            self._console,
+            f"{metrics['progress']:4.0%}  " + " ".join(f"{name}={value}" for name, value in shown.items()),
+        )
+        if self._own_line is not None:
+            print_plain(self._console, self._own_line(step, metrics))
 
 
 def _figure(name: str, value: str, style: str = "bold cyan") -> Text:
@@ -168,21 +222,38 @@ def _figure(name: str, value: str, style: str = "bold cyan") -> Text:
 
 
 def _style(name: str, metrics: Mapping[str, float]) -> str:
-    """Green within its target, yellow outside."""
+    """Green within the target range, yellow outside it."""
     figure = FIGURES.get(name)
     if figure is None or not figure.target:
         return "bold cyan"
     return "bold green" if figure.is_good(metrics[name]) else "bold yellow"
 
 
+def _grid(rows: Sequence[Sequence[Text]], width: int) -> Table:
+    """A table with as many columns as the width allows, so that no figure is cut or wrapped."""
+    # Try the widest layout first; one column always has to do.
+    for num_columns in range(max(map(len, rows)), 0, -1):
+        lines = [row[start : start + num_columns] for row in rows for start in range(0, len(row), num_columns)]
+        widths = [max(line[column].cell_len for line in lines if len(line) > column) for column in range(num_columns)]
+        if sum(widths) + COLUMN_GAP * (num_columns - 1) <= width:
+            break
+    table = Table.grid(padding=(0, COLUMN_GAP))
+    for _ in range(num_columns):
+        table.add_column(no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
 def _what_workers_wait_for(metrics: Mapping[str, float]) -> str:
-    waits = {what: metrics.get(f"workers_waiting_for_{what}_share", 0.0) for what in ("slot", "weights", "others")}
-    return "".join(f", {share:.0%} waiting for {what}" for what, share in waits.items() if share >= 0.005)
+    shares = {what: metrics.get(f"workers_waiting_for_{what}_share", 0.0) for what in ("slot", "weights", "others")}
+    waits = [f"{share:.0%} {what}" for what, share in shares.items() if share >= 0.005]
+    return f", waits {' '.join(waits)}" if waits else ""
 
 
-def _bar(share: float) -> Text:
-    full = round(min(1.0, share) * BAR_WIDTH)
-    return Text.assemble(("█" * full, "green"), ("░" * (BAR_WIDTH - full), "dim"))
+def _bar(share: float, width: int) -> tuple[tuple[str, str], tuple[str, str]]:
+    full = round(min(1.0, share) * width)
+    return ("█" * full, "green"), ("░" * (width - full), "dim")
 
 
 def _clock(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a tracker (TensorBoard, W&B, Prometheus) is told of a run."""
+"""What a tracker (TensorBoard, W&B, Prometheus) gets to know about a run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from freerun.core import UserError
-
-Tracker = Literal["tensorboard", "wandb", "prometheus"]
+from freerun.core import Common, UserError
 
 
 @dataclass(frozen=True)
 class TrackingConfig:
     """Where metrics go besides the run folder."""
 
-    track: Annotated[tuple[Tracker, ...], tyro.conf.UseAppendAction] = ()
-    """Send metrics to tensorboard, wandb or prometheus too (the flag may be given again)."""
+    track: Common[Annotated[tuple[str, ...], tyro.conf.UseAppendAction]] = ()
+    """Send metrics to tensorboard, wandb or prometheus too, or to your own tracker as module:Class (the flag may be
+    given again)."""
     wandb_project: str = "freerun"
     """Project at Weights & Biases."""
     wandb_entity: str | None = None
@@ -40,11 +39,11 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is built with."""
+    """The run as a tracker sees it when it is built."""
 
     path: Path
     config: Mapping[str, Any]
-    """Flat, as in config.json."""
+    """All settings by flat names, as in config.json, without secrets."""
     tracking: TrackingConfig
     has_secrets: bool = False
-    """Some were left out of it: the command line, which holds them, must not be told of either."""
+    """True if secrets were left out of the settings. The tracker must not record the command line then: it has them."""

@@ -1,4 +1,8 @@
-"""Whether the kernel has killed for lack of memory. It keeps count, for our control group and for others around it."""
+"""Finds out whether the kernel has killed a process for lack of memory, from the counters that it keeps.
+
+The kernel says of a process only that it died of SIGKILL. But it counts its own kills: for each control group (cgroup)
+in memory.events (version 2) or memory.oom_control (version 1), and for the whole machine in /proc/vmstat.
+"""
 
 from __future__ import annotations
 
@@ -7,76 +11,91 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 PROC = Path("/proc")
 FRESH_SECONDS = 10.0
-"""A kill that was counted earlier is not what has just ended a worker."""
+"""A kill that was counted longer ago does not explain the death of a worker that has just ended."""
 
 Verdict = Literal["certain", "likely"]
 
 
 class OutOfMemoryKills:
-    """Those of our own control group are certain; those of groups above it, or of the whole machine, are a hint."""
+    """Kills in our own control group are certain; kills in groups above it, or on the whole machine, are a hint."""
 
     def __init__(self, proc: Path = PROC):
-        self._ours, self._around = _Counter(_own_files(proc)), _Counter(_files_around(proc))
-        self._last_look = time.monotonic()
+        self._own_kills, self._outer_kills = KillCounter(_own_files(proc)), KillCounter(_outer_files(proc))
+        self._last_read = time.monotonic()
 
-    def look(self) -> None:
-        """Now and then, so that it is known when a kill was."""
+    @property
+    def has_counters(self) -> bool:
+        """True if this machine has at least one counter that can be read."""
+        return self._own_kills.can_read or self._outer_kills.can_read
+
+    def refresh(self) -> None:
+        """Read the counters if the last reading is old. Regular calls tell when a kill happened."""
         now = time.monotonic()
-        if now - self._last_look < FRESH_SECONDS / 4:
-            return
-        self._look(now)
+        # Four readings in each FRESH_SECONDS: enough to date a kill, and rare enough to cost nothing.
+        if now - self._last_read >= FRESH_SECONDS / 4:
+            self._read(now)
 
     def claim(self) -> Verdict | None:
-        """Whether the process that has just died of SIGKILL did so for lack of memory. Each kill explains one death."""
+        """Whether lack of memory explains a process that has just died of SIGKILL. Each kill explains one death."""
         now = time.monotonic()
-        was_looking = now - self._last_look < FRESH_SECONDS
-        self._look(now)
-        ours, around = self._ours.take(), self._around.take()
-        if ours and was_looking:
+        # After a long pause nobody knows whether a new count is from just now, so the verdict is "likely" at best.
+        was_watching = now - self._last_read < FRESH_SECONDS
+        self._read(now)
+        # Take from both: the groups above ours count our kills as well.
+        is_own, is_outer = self._own_kills.take(), self._outer_kills.take()
+        if is_own and was_watching:
             return "certain"
-        return "likely" if ours or around else None
+        return "likely" if is_own or is_outer else None
 
-    def _look(self, now: float) -> None:
-        self._last_look = now
-        self._ours.read(now)
-        self._around.read(now)
+    def _read(self, now: float) -> None:
+        self._last_read = now
+        self._own_kills.read(now)
+        self._outer_kills.read(now)
 
 
-class _Counter:
-    """New kills, as the files tell that can be read; of the same kill more than one may tell."""
+class KillCounter:
+    """New kills according to several files, which may all count the same kill."""
 
     def __init__(self, files: Iterator[Path]):
         self._files = list(files)
-        self._last = self._numbers()
-        self._new: deque[float] = deque()  # when each was noticed
+        self._last_counts = self._read_counts()
+        self._noticed_at: deque[float] = deque()  # one entry for each kill that explains no death yet
+
+    @property
+    def can_read(self) -> bool:
+        return bool(self._last_counts)
 
     def read(self, now: float) -> None:
-        before, self._last = self._last, self._numbers()
-        num_new = max((number - before.get(path, number) for path, number in self._last.items()), default=0)
-        self._new.extend([now] * num_new)
-        while self._new and now - self._new[0] > FRESH_SECONDS:
-            self._new.popleft()
+        """Note the kills that were counted since the last reading."""
+        before, self._last_counts = self._last_counts, self._read_counts()
+        # The maximum and not the sum, because one kill raises the counters of a group and of all groups above it.
+        num_new = max((count - before.get(path, count) for path, count in self._last_counts.items()), default=0)
+        self._noticed_at.extend([now] * num_new)
+        while self._noticed_at and now - self._noticed_at[0] > FRESH_SECONDS:
+            self._noticed_at.popleft()
 
     def take(self) -> bool:
-        if not self._new:
+        """Use up one kill; False if there is none."""
+        if not self._noticed_at:
             return False
-        self._new.popleft()
+        self._noticed_at.popleft()
         return True
 
-    def _numbers(self) -> dict[Path, int]:
-        numbers = {}
+    def _read_counts(self) -> dict[Path, int]:
+        counts = {}
         for path in self._files:
+            # A container may hide some of the files, and a control group may disappear.
             with contextlib.suppress(OSError, ValueError):
-                numbers[path] = _kills_in(path.read_text())
-        return numbers
+                counts[path] = _parse_count(path.read_text())
+        return counts
 
 
-def _kills_in(text: str) -> int:
-    """`oom_kill 3` among others, or a number by itself."""
+def _parse_count(text: str) -> int:
+    """The number after `oom_kill` among other lines, or a number that is alone in its file."""
     for line in text.splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill":
@@ -84,41 +103,46 @@ def _kills_in(text: str) -> int:
     return int(text)
 
 
-# ---------------------------------------------------------------------------------------------- where they are
+# ---------------------------------------------------------------------------------------------- where the files are
+
+
+class _ControlGroup(NamedTuple):
+    """A control group that counts memory and that this process belongs to."""
+
+    folder: Path
+    mount: Path
+    """The topmost folder that can be seen."""
+    is_version_2: bool
 
 
 def _own_files(proc: Path) -> Iterator[Path]:
-    for folder, _, is_unified in _groups(proc):
-        if is_unified:
-            yield folder / "memory.events"
-        elif _has_kills(folder / "memory.oom_control"):
-            yield folder / "memory.oom_control"
+    for group in _own_groups(proc):
+        if group.is_version_2:
+            yield group.folder / "memory.events"
+        elif _counts_kills(group.folder / "memory.oom_control"):
+            yield group.folder / "memory.oom_control"
 
 
-def _files_around(proc: Path) -> Iterator[Path]:
-    """Groups above ours count the kills of others below them too."""
+def _outer_files(proc: Path) -> Iterator[Path]:
+    """Counters that also count the kills of processes that are not ours."""
     yield proc / "vmstat"
-    for folder, top, is_unified in _groups(proc):
-        if not is_unified and not _has_kills(folder / "memory.oom_control"):
-            yield folder / "memory.failcnt"  # an older kernel counts only that the limit was reached
-        for above in folder.parents if folder != top else ():
-            yield above / ("memory.events" if is_unified else "memory.oom_control")
-            if above == top:
+    for folder, mount, is_version_2 in _own_groups(proc):
+        if not is_version_2 and not _counts_kills(folder / "memory.oom_control"):
+            yield folder / "memory.failcnt"  # an older kernel counts only how often the limit was reached
+        for parent in folder.parents if folder != mount else ():
+            yield parent / ("memory.events" if is_version_2 else "memory.oom_control")
+            if parent == mount:
                 break
 
 
-def _has_kills(path: Path) -> bool:
+def _counts_kills(path: Path) -> bool:
     try:
         return "oom_kill " in path.read_text()
     except OSError:
         return False
 
 
-def _groups(proc: Path) -> Iterator[tuple[Path, Path, bool]]:
-    """Our groups that count memory, by their folders; the top folder that can be seen; whether that is version 2.
-
-    In a container the folder that is mounted may be the group itself, though its path is longer.
-    """
+def _own_groups(proc: Path) -> Iterator[_ControlGroup]:
     mounts = list(_mounts(proc))
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
@@ -126,22 +150,25 @@ def _groups(proc: Path) -> Iterator[tuple[Path, Path, bool]]:
         return
     for line in lines:
         number, controllers, path = line.split(":", 2)
-        is_unified = number == "0"
-        if not is_unified and "memory" not in controllers.split(","):
+        is_version_2 = number == "0"
+        if not is_version_2 and "memory" not in controllers.split(","):
             continue
-        for unified, root, folder in mounts:
+        for mount_is_version_2, root, mount in mounts:
             inside = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
-            if unified == is_unified:
-                yield folder / inside if (folder / inside).is_dir() else folder, folder, is_unified
+            if mount_is_version_2 == is_version_2:
+                # In a container the mounted folder may be the group itself, although the group's path is longer.
+                folder = mount / inside if (mount / inside).is_dir() else mount
+                yield _ControlGroup(folder, mount, is_version_2)
 
 
 def _mounts(proc: Path) -> Iterator[tuple[bool, str, Path]]:
-    """Of control groups that may count memory: whether it is version 2, which group is mounted, and where."""
+    """Mounts of control groups that may count memory: whether it is version 2, which group is mounted, and where."""
     try:
         lines = (proc / "self" / "mountinfo").read_text().splitlines()
     except OSError:
         return
     for line in lines:
+        # proc(5): the fields before " - " hold the root and the mount point, those after it the file system's type.
         before, _, after = line.partition(" - ")
         kind, *options = after.split()
         root, folder = (field.encode().decode("unicode_escape") for field in before.split()[3:5])

@@ -1,4 +1,4 @@
-"""Slots: room in shared memory for segments. Workers write, announce a slot's number, and the learner reads."""
+"""Slots: places in shared memory for segments. A worker writes one and sends its number; then the learner reads it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from numpy.typing import NDArray
 from freerun.core import SEGMENT_ARRAYS, Array, EnvSpec, Segment
 
 ALIGNMENT = 64
+"""Bytes of a cache line. Each array begins on one of its own."""
 UNWRITTEN = -1
 POISON = False
-"""Fill free slots with nonsense (NaN, −1, True), so that a read of what was never written shows. Tests set it."""
+"""Fill free slots with nonsense (NaN, −1, True), so that a read of unwritten memory shows. Tests set this."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a slot holds: a segment, or a piece of one that is longer than a slot."""
+class SlotPart:
+    """The content of a slot: a segment, or a part of a segment that is longer than a slot."""
 
     unit: int
+    """The number of the unit of work that the worker was granted."""
     is_last: bool
     segment: Segment
 
 
 class _Slot:
-    """Views of one slot's memory, by name."""
+    """Views of one slot's memory: a header of 64 bytes, then one array after another."""
 
-    def __init__(self, memory: NDArray[np.uint8], num_steps: int, num_lanes: int, spec: EnvSpec):
-        shapes = _shapes(num_steps, num_lanes, spec)
+    def __init__(self, memory: NDArray[np.uint8], num_steps: int, num_envs: int, spec: EnvSpec):
+        shapes = _shapes(num_steps, num_envs, spec)
         self.memory = memory
-        self.header = memory[: 3 * 8].view(np.int64)  # steps, unit, whether it is the last part
+        self.header = memory[: 3 * 8].view(np.int64)  # number of steps, unit, is_last
         self.seconds = memory[3 * 8 : 4 * 8].view(np.float64)
         self.arrays: dict[str, Array] = {}
         start = ALIGNMENT
@@ -42,19 +44,22 @@ class _Slot:
 
 
 class Slots:
-    """Fixed room, written by the worker that was granted a slot and read by the learner after it was announced.
+    """A fixed number of slots. A worker writes the slot that it was granted; the learner reads it once it is announced.
 
-    No lock: the pipe that carries the announcement orders the two. The memory is unlinked as soon as it is mapped
-    (multiprocessing's heap does that), so nothing can be left behind.
+    There is no lock. The pipe that carries the slot's number orders the two, on ARM as on x86: sending and receiving
+    are system calls in which the kernel locks the pipe, so the receiver sees everything that the sender stored before.
+    A worker that is killed while it writes has announced nothing, so a half-written slot is never read.
+
+    The memory has no name: multiprocessing's heap unlinks its file as soon as it is mapped. So a kill leaves nothing.
     """
 
-    def __init__(self, context: ForkServerContext, num_slots: int, num_steps: int, num_lanes: int, spec: EnvSpec):
+    def __init__(self, context: ForkServerContext, num_slots: int, num_steps: int, num_envs: int, spec: EnvSpec):
         self.num_steps = num_steps
-        self._shape = (num_slots, num_steps, num_lanes)
+        self._shape = (num_slots, num_steps, num_envs)
         self._spec = spec
         self._slot_bytes = ALIGNMENT + sum(
             _aligned(int(np.prod(shape)) * dtype.itemsize)
-            for shape, dtype in _shapes(num_steps, num_lanes, spec).values()
+            for shape, dtype in _shapes(num_steps, num_envs, spec).values()
         )
         self._memory = context.RawArray("b", num_slots * self._slot_bytes)
         self._map()
@@ -62,9 +67,10 @@ class Slots:
             self._free(slot)
 
     def _map(self) -> None:
-        num_slots, num_steps, num_lanes = self._shape
+        """Make numpy views of the shared memory. Views cannot travel to another process, so each makes its own."""
+        num_slots, num_steps, num_envs = self._shape
         rows = np.frombuffer(self._memory, dtype=np.uint8).reshape(num_slots, self._slot_bytes)
-        self._slots = [_Slot(row, num_steps, num_lanes, self._spec) for row in rows]
+        self._slots = [_Slot(row, num_steps, num_envs, self._spec) for row in rows]
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_slots"}
@@ -74,47 +80,50 @@ class Slots:
         self._map()
 
     def write(self, number: int, unit: int, segment: Segment, start: int = 0) -> bool:
-        """As many steps from `start` on as the slot holds; True if those were the last."""
+        """Write the steps from `start` on, as many as the slot holds. Returns True if they were the segment's last."""
         slot = self._slots[number]
         stop = min(start + self.num_steps, len(segment.reward))
         for name, array in slot.arrays.items():
             array[: stop - start] = getattr(segment, name)[start:stop]
         is_last = stop == len(segment.reward)
+        # These stores may reach memory in any order: the learner looks only after the slot was announced.
         slot.seconds[0] = segment.seconds
         slot.header[:] = stop - start, unit, is_last
         return is_last
 
-    def read(self, number: int) -> Part:
-        """A copy of what was announced; the slot is free again."""
+    def read(self, number: int) -> SlotPart:
+        """A copy of the content of a slot that was announced. The slot is free afterwards."""
         slot = self._slots[number]
         num_steps, unit, is_last = slot.header.tolist()
-        if not 0 < num_steps <= self.num_steps:
+        if not 0 < num_steps <= self.num_steps:  # a defect in freerun: it must not be trained on
             raise RuntimeError(f"slot {number} was announced but never written")
         arrays = {name: array[:num_steps].copy() for name, array in slot.arrays.items()}
-        part = Part(unit, bool(is_last), Segment(**arrays, seconds=float(slot.seconds[0])))
+        part = SlotPart(unit, bool(is_last), Segment(**arrays, seconds=float(slot.seconds[0])))
         self._free(slot)
         return part
 
     def _free(self, slot: _Slot) -> None:
+        """Mark a slot as unwritten, so that a slot which is announced twice is noticed."""
         if POISON:
             slot.memory[:] = 255
         slot.header[0] = UNWRITTEN
 
 
 def join(parts: list[Segment]) -> Segment:
-    """The pieces of one long segment, end to end."""
+    """Put the parts of one long segment together again, in order."""
     if len(parts) == 1:
         return parts[0]
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in SEGMENT_ARRAYS}
     return Segment(**arrays, seconds=parts[-1].seconds)
 
 
-def bytes_per_step(num_lanes: int, spec: EnvSpec) -> int:
-    return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in _shapes(1, num_lanes, spec).values())
+def bytes_per_step(num_envs: int, spec: EnvSpec) -> int:
+    """The memory that one step of all of a worker's environments takes in a slot."""
+    return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in _shapes(1, num_envs, spec).values())
 
 
-def _shapes(num_steps: int, num_lanes: int, spec: EnvSpec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    here = (num_steps, num_lanes)
+def _shapes(num_steps: int, num_envs: int, spec: EnvSpec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    here = (num_steps, num_envs)
     obs, action = spec.observation_space, spec.action_space
     flag, number, real = np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float32)
     return {
@@ -131,4 +140,5 @@ def _shapes(num_steps: int, num_lanes: int, spec: EnvSpec) -> dict[str, tuple[tu
 
 
 def _aligned(size: int) -> int:
+    """The size rounded up to whole cache lines."""
     return -(-size // ALIGNMENT) * ALIGNMENT

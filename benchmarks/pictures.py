@@ -1,0 +1,40 @@
+"""The frame that the benchmarks' pictures share: plots in one style, side by side, and one legend below all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+NUM_COLUMNS = 3
+
+
+def make_plots(num_plots: int, inches: tuple[float, float] = (5.0, 3.8), **options: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its plots, at most three in a row; `options` are those of matplotlib's `subplots`."""
+    num_columns = min(NUM_COLUMNS, num_plots)
+    num_rows = math.ceil(num_plots / num_columns)
+    size = (inches[0] * num_columns, inches[1] * num_rows)
+    # A Figure of its own, without pyplot, needs no choice of a backend and no screen.
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    axes = list(figure.subplots(num_rows, num_columns, squeeze=False, **options).flat)
+    for plot in axes:
+        plot.grid(alpha=0.3)
+        plot.spines[["top", "right"]].set_visible(False)
+    for plot in axes[num_plots:]:
+        plot.set_axis_off()
+    return figure, axes[:num_plots]
+
+
+def save(figure: Figure, path: Path, legend: Sequence[Artist] | None = None) -> None:
+    """Write the figure; without handles for the legend, it names the labelled lines of the first plot."""
+    handles = figure.axes[0].get_legend_handles_labels()[0] if legend is None else list(legend)
+    # A plot is wide enough for two entries.
+    num_columns = min(len(handles), max(2, 2 * round(figure.get_figwidth() / 5.0)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=num_columns, frameon=False, fontsize="small")
+    figure.savefig(path)
+    print(f"wrote {path}")

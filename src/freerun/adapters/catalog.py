@@ -1,0 +1,48 @@
+"""The environments that freerun knows by name. Importing this module registers the built-in ones with Gymnasium."""
+
+import gymnasium
+
+BUILT_IN = {
+    "freerun/Straggler-v0": (
+        "freerun_envs.straggler:Straggler",
+        "52 observations, 145 actions; steps take 10 ms on average and up to 50 ms: a slow, uneven simulator",
+    ),
+    "freerun/NetworkDefence-v0": (
+        "freerun_envs.network_defence:NetworkDefence",
+        "52 observations, 145 actions: defend 13 hosts against a red_agent, in the shape and with the scores of CAGE 2",
+    ),
+    "freerun/RoughDrone-v0": (
+        "freerun_envs.rough_drone:RoughDrone",
+        "a quadrotor over rough terrain, 4 continuous actions; task: explore, hover (quick to learn) or waypoint",
+    ),
+    "cyborg/CAGE2-v0": (
+        "freerun.adapters.cyborg:CAGE2",
+        "CAGE challenge 2 in your own copy of CybORG (cyborg_path): the same numbers, the original simulator",
+    ),
+}
+VECTORISED = {"freerun/NetworkDefence-v0": "freerun_envs.network_defence:NetworkDefenceVector"}
+"""Environments with a `core.VectorEnv` that steps many of them in one call."""
+TENSOR_ENVS = {
+    "freerun/RoughDrone-v0": "freerun_envs.drone_sim:build",
+    "Isaac-": "freerun.adapters.isaac_lab:make",
+    "isaac:": "freerun.adapters.isaac_lab:make",
+    "rsl-rl:": "freerun.adapters.rsl_rl_env:make",
+    "object:": "freerun.adapters.tensor_envs:take",
+}
+"""Environments that some modes step as tensors, and what builds each. A name that ends with "-" or ":" stands for all
+names that begin with it. The builder gets the name, num_envs, device, seed and the --env-args."""
+ENV_SETTINGS = {
+    "freerun/NetworkDefence-v0": "freerun_envs.defence_settings:DefenceSettings",
+    "cyborg/CAGE2-v0": "freerun.adapters.cyborg_settings:CAGE2Settings",
+}
+"""Environments with settings of their own, as a subclass of `core.EnvSettings`: its fields become flags for them."""
+OTHERS = {
+    "any Gymnasium id": "CartPole-v1, LunarLander-v3 (freerun[box2d]), HalfCheetah-v5 (freerun[mujoco]), …",
+    "module:callable": "your own: a class or function that returns a gymnasium.Env",
+    "Isaac-…, isaac:…": "a task of Isaac Lab 2 or 3, where it is installed (docs/isaac.md)",
+    "rsl-rl:module:callable": "your own: a function that returns an RSL-RL VecEnv (freerun[rsl-rl])",
+}
+
+for _name, (_entry_point, _) in BUILT_IN.items():
+    if _name not in gymnasium.registry:
+        gymnasium.register(_name, entry_point=_entry_point)

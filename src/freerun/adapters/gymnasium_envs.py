@@ -1,0 +1,124 @@
+"""Builds any Gymnasium environment: from an id, from `module:callable`, or from a callable."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+
+import freerun.adapters.catalog
+from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
+from freerun.adapters.env_packages import not_installed, unregistered
+from freerun.adapters.images import image_shape
+from freerun.adapters.parallel_envs import ParallelEnvs
+from freerun.core import EnvFailure, EnvSpaces, EnvSpec, Tracks, UserError, VectorEnv, callable_name, import_callable
+
+EnvName = str | Callable[..., "gymnasium.Env[Any, Any]"]
+GYMNASIUM_ID = re.compile(r"^(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+$")
+NO_PICTURES = "this environment draws no pictures: leave --render out"
+EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "pygame": "render"}
+"""A word in the error about a missing dependency, and the extra of freerun that installs it."""
+
+
+@dataclass(frozen=True)
+class GymnasiumFactory:
+    """An `EnvFactory`: builds any number of copies of one environment, in this process or in one process each.
+
+    It builds one copy at once to learn its spaces, so that an environment that cannot be built is reported early.
+    """
+
+    env: EnvName
+    env_args: Mapping[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        with contextlib.closing(self.make_one()) as env:
+            # The dataclass is frozen; these fields are set once, here.
+            object.__setattr__(self, "spec", env.env_spec)
+            object.__setattr__(self, "spaces", env.original_spaces)
+            object.__setattr__(self, "image_shape", image_shape(env.env.observation_space))
+
+    spec: EnvSpec = field(init=False)
+    spaces: EnvSpaces = field(init=False)
+    """The environment's original spaces, before `SpaceAdapter` has simplified them for policies."""
+    image_shape: tuple[int, ...] | None = field(init=False)
+    """The shape of the image that an observation is or contains, before it is flattened; None if there is none."""
+
+    def make_one(self, **extra: Any) -> EnvAdapter:
+        """One environment; `extra` arguments are added to those of its constructor."""
+        env = make(self.env, {**self.env_args, **extra})
+        if self.max_episode_steps is not None:
+            env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
+        return EnvAdapter(env)
+
+    def make(self, num_envs: int) -> VectorEnv:
+        vectorised = freerun.adapters.catalog.VECTORISED.get(self.env) if isinstance(self.env, str) else None
+        if vectorised is not None and self.max_episode_steps is None:
+            env: VectorEnv = import_callable(vectorised, "environment")(num_envs, **self.env_args)
+            return env
+        return SerialEnvs([self.make_one() for _ in range(num_envs)])
+
+    def make_parallel(self, num_envs: int, tracks: Tracks, step_timeout: float) -> ParallelEnvs:
+        return ParallelEnvs(self, num_envs, tracks, step_timeout)
+
+
+def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Build one environment. If that fails for a reason the user can remove, the error says how."""
+    if isinstance(env, str) and not GYMNASIUM_ID.match(env) and ":" in env:
+        env = import_callable(env, "environment")
+    if callable(env):
+        with _failures("building the environment"):
+            built = env(**env_args)
+        if isinstance(built, gymnasium.vector.VectorEnv):
+            raise UserError(
+                f"{callable_name(env)} must return one gymnasium.Env, but returned a vector environment "
+                f"({type(built).__name__}): freerun runs many at once by itself, with --num-workers and in some modes "
+                "--envs-per-worker"
+            )
+        if not isinstance(built, gymnasium.Env):
+            raise UserError(f"{callable_name(env)} must return a gymnasium.Env, but returned {type(built).__name__}")
+        return built
+    try:
+        with _failures("building the environment"):
+            built = gymnasium.make(env, disable_env_checker=True, **env_args)
+        return _without_order_enforcing(built)
+    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
+        described = f"{error} {getattr(gymnasium.registry.get(env), 'entry_point', '')}".lower()
+        extra = next((extra for word, extra in EXTRAS.items() if word in described), None)
+        advice = f"pip install 'freerun[{extra}]'" if extra else not_installed(env, error) or str(error)
+        raise UserError(f"environment {env!r} needs something that is not installed: {advice}") from None
+    except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound):
+        raise UserError(unregistered(env)) from None
+    except gymnasium.error.Error as error:
+        raise UserError(f"environment {env!r} cannot be built: {error}") from None
+
+
+def _without_order_enforcing(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Remove Gymnasium's check that `reset` comes before `step`: `EnvAdapter` ensures it, and the check costs time."""
+    if isinstance(env, gymnasium.wrappers.OrderEnforcing):
+        return env.env
+    if isinstance(env, gymnasium.Wrapper):
+        env.env = _without_order_enforcing(env.env)
+    return env
+
+
+@contextlib.contextmanager
+def _failures(doing: str) -> Iterator[None]:
+    """Turn an exception of the environment's own code into an EnvFailure that holds its traceback."""
+    try:
+        yield
+    except (UserError, EnvFailure, gymnasium.error.Error, ModuleNotFoundError):
+        raise
+    except TypeError as error:
+        if "unexpected keyword argument 'render_mode'" in str(error):
+            raise UserError(f"{NO_PICTURES} (its constructor takes no render_mode)") from None
+        if "unexpected keyword argument" in str(error) or "missing" in str(error):
+            raise UserError(f"the --env-args do not fit the environment: {error}") from None
+        raise EnvFailure(f"the environment raised in {doing}\n{traceback.format_exc()}") from None
+    except Exception:
+        raise EnvFailure(f"the environment raised in {doing}\n{traceback.format_exc()}") from None

@@ -1,0 +1,79 @@
+"""Builds environments that are tensors: thousands of them stepped as one batch, on the learner's device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from freerun.adapters.catalog import TENSOR_ENVS
+from freerun.adapters.images import image_shape
+from freerun.core import EnvSpaces, EnvSpec, TensorEnv, UserError, import_callable
+
+GIVEN = "object:"
+FAMILY = ("-", ":")
+"""A key of `TENSOR_ENVS` that ends with one of these stands for all names that begin with it."""
+
+
+def find_builder(env: Any) -> str | None:
+    """The builder of a tensor environment, as module:callable; None for a name of any other environment."""
+    if not isinstance(env, str):
+        return None
+    for name, builder in TENSOR_ENVS.items():
+        if env == name or (name.endswith(FAMILY) and env.startswith(name)):
+            return builder
+    return None
+
+
+def is_only_tensors(env: Any) -> bool:
+    """Whether it can be stepped as tensors alone. freerun's own simulators are Gymnasium environments, too."""
+    return find_builder(env) is not None and env not in TENSOR_ENVS
+
+
+_given: dict[str, Any] = {}
+"""Environments that a Python caller has made, by the names that `give` has made up for them."""
+
+
+def give(env: Any) -> str:
+    """Register a `core.TensorEnv` or an RSL-RL VecEnv that exists already, and return a name for it."""
+    name = f"{GIVEN}{type(env).__name__}"
+    _given[name] = env
+    return name
+
+
+def take(name: str, num_envs: int, device: str, seed: int, **env_args: Any) -> TensorEnv:
+    """The builder of an environment that `give` has registered. Device and seed were chosen by its maker."""
+    if name not in _given:
+        raise UserError(f"{name} was made in Python: call freerun.train() with it again")
+    env = _given[name]
+    if env.num_envs != num_envs:
+        raise UserError(
+            f"{name} has {env.num_envs} environments, not {num_envs}; leave out num_envs, and num_collectors"
+        )
+    if not hasattr(env, "get_observations"):  # what every RSL-RL VecEnv has, and no `core.TensorEnv`
+        return env  # type: ignore[no-any-return]
+    from freerun.adapters.rsl_rl_env import RslRlEnv
+
+    return RslRlEnv(env, **env_args)
+
+
+class TensorEnvs:
+    """The tensor environments of a run, in one equal share per collector.
+
+    The constructor builds them at once, because a simulator must stay on the thread that has made it."""
+
+    def __init__(self, env: str, num_envs: int, num_shares: int, device: str, seed: int, env_args: Mapping[str, Any]):
+        builder = find_builder(env)
+        assert builder is not None
+        if num_envs % num_shares:
+            raise UserError(
+                f"--num-envs {num_envs} cannot be shared out evenly among {num_shares} collectors: "
+                "make it a multiple of --num-collectors"
+            )
+        build = import_callable(builder, "environment")
+        self.envs: list[TensorEnv] = [
+            build(env, num_envs=num_envs // num_shares, device=device, seed=seed + share, **env_args)
+            for share in range(num_shares)
+        ]
+        self.spec: EnvSpec = self.envs[0].spec
+        self.image_shape = image_shape(self.spec.observation_space)
+        self.spaces = EnvSpaces(self.spec.observation_space, self.spec.action_space)

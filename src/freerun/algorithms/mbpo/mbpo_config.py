@@ -1,0 +1,97 @@
+"""The settings of MBPO and of its dynamics model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from freerun.algorithms.mbpo.terminations import LEARNED, find
+from freerun.algorithms.sac.sac_config import SACConfig
+from freerun.core import Common, UserError, require_positive
+
+HOLDOUT_SHARE, MAX_HELD_OUT = 0.2, 5000
+"""The part of the steps on which the dynamics model is validated, as in the paper's code."""
+MIN_STEPS = math.ceil(1 / HOLDOUT_SHARE)
+"""With fewer steps none would be held out and no error could be measured; the deviation of one step is not a number."""
+
+
+@dataclass(frozen=True)
+class DynamicsConfig(SACConfig):
+    """The dynamics model of MBPO."""
+
+    num_models: int = 7
+    """Networks in the ensemble."""
+    num_elites: int = 5
+    """The best of them on steps that were held out; the others are not rolled out."""
+    model_hidden_sizes: tuple[int, ...] = (200, 200, 200, 200)
+    """Hidden layers of the model."""
+    model_learning_rate: float = 1e-3
+    """Adam's step size for the model."""
+    model_batch_size: int = 256
+    """Steps in a gradient step of each network of the model."""
+    model_updates_per_step: float = 10.0
+    """Gradient steps of the model per environment step, at most: a training ends early once it no longer helps."""
+    steps_per_model_training: int = 250
+    """Environment steps from one training of the model to the next."""
+    termination: str = LEARNED
+    """When episodes end in the model: learned, never, the rule of a known environment (hopper, walker2d, ant,
+    humanoid, inverted-pendulum), or your own function of the next observations as module:callable."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.num_elites <= self.num_models:
+            raise UserError(f"--num-elites must lie between 1 and --num-models, not {self.num_elites}")
+        require_positive(self, "model_batch_size", "steps_per_model_training", "model_hidden_sizes")
+        num_first_steps = max(self.learning_starts, self.num_steps_per_update)
+        if min(num_first_steps, self.buffer_size) < MIN_STEPS:
+            raise UserError(
+                f"the model needs {MIN_STEPS} steps for its first training, of which it holds one out: raise "
+                f"--learning-starts (or --steps-per-update) and --buffer-size to at least {MIN_STEPS}"
+            )
+        if self.model_learning_rate <= 0 or self.model_updates_per_step <= 0:
+            raise UserError("--model-learning-rate and --model-updates-per-step must be above 0")
+        find(self.termination)
+
+
+@dataclass(frozen=True)
+class MBPOConfig(DynamicsConfig):
+    """MBPO: what it learns from and how."""
+
+    updates_per_step: Common[float] = 20.0
+    """Gradient steps of the agent per environment step, in every mode."""
+    rollouts_per_step: float = 400.0
+    """Model rollouts per environment step, each from a real observation."""
+    rollout_length: Common[int] = 1
+    """Steps of a model rollout, at first."""
+    rollout_length_end: int | None = None
+    """Steps of a model rollout in the end (if not given: as at first)."""
+    rollout_growth: tuple[int, int] = (20_000, 100_000)
+    """Environment steps between which rollouts grow from the first length to the last."""
+    model_steps_kept: int = 1000
+    """Learn from the model rollouts of this many environment steps; older ones are forgotten."""
+    real_share: float = 0.05
+    """Share of real steps in each of the agent's batches; the others are the model's."""
+    stages: Literal["auto", "in-turn", "concurrent"] = "auto"
+    """Train the model, roll it out and train the agent in turn or at the same time (auto: as the mode does with
+    collecting)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rollouts_per_step <= 0 or self.rollout_length < 1 or self.model_steps_kept < 1:
+            raise UserError("--rollouts-per-step must be above 0, --rollout-length and --model-steps-kept at least 1")
+        if self.rollout_length_end is not None and self.rollout_length_end < self.rollout_length:
+            raise UserError("--rollout-length-end must be no less than --rollout-length")
+        if not 0 <= self.rollout_growth[0] < self.rollout_growth[1]:
+            raise UserError("--rollout-growth must be two rising numbers of steps")
+        if not 0 <= self.real_share <= 1:
+            raise UserError(f"--real-share must lie between 0 and 1, not {self.real_share}")
+
+    def length_at(self, num_steps: int) -> int:
+        """The length of model rollouts after this many real steps."""
+        # A thresholded linear function (Janner et al. 2019, appendix C):
+        # k(n) = min(max(first + (n - begin) / (end - begin) * (last - first), first), last)
+        first, last = self.rollout_length, self.rollout_length_end or self.rollout_length
+        begin, end = self.rollout_growth
+        share = min(1.0, max(0.0, (num_steps - begin) / (end - begin)))
+        return int(first + share * (last - first))

@@ -1,0 +1,172 @@
+"""Torch networks and the log-probabilities of their actions. `action_heads.py` computes the same in numpy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI, LOG_STD_LIMITS
+from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, Activation, ActorSpec
+from freerun.core import Policy
+
+
+def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.Sequential:
+    """Linear layers with orthogonal weights and zero biases, as is usual for PPO.
+
+    Hidden layers have gain sqrt(2). A small `output_gain` makes the first actions hardly depend on the observation.
+    """
+    layers: list[nn.Module] = []
+    for layer, (num_in, num_out) in enumerate(itertools.pairwise(sizes)):
+        linear = nn.Linear(num_in, num_out)
+        is_last = layer == len(sizes) - 2
+        nn.init.orthogonal_(linear.weight, output_gain if is_last else math.sqrt(2))
+        nn.init.zeros_(linear.bias)
+        layers.append(linear)
+        if not is_last:
+            layers.append(nn.Tanh() if activation == "tanh" else nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+def flatten_parameters(module: nn.Module) -> nn.Parameter:
+    """Lay all weights end to end in one buffer, and all gradients in another; return both as one parameter.
+
+    Clipping, Adam and zeroing then cost one call each instead of one per layer: a third of a small gradient step.
+    """
+    parameters = list(module.parameters())
+    flat = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
+    flat.grad = torch.zeros_like(flat)
+    start = 0
+    for parameter in parameters:
+        end = start + parameter.numel()
+        parameter.data = flat.data[start:end].view_as(parameter)
+        parameter.grad = flat.grad[start:end].view_as(parameter)
+        start = end
+    return flat
+
+
+def step_if_finite(optimizer: torch.optim.Adam, gradient: Tensor, num_bad_gradients: Tensor) -> None:
+    """Take the optimiser's step, unless the gradient is not finite: such a gradient is counted and changes nothing.
+
+    A gradient of zeros would not do, because Adam would still follow its older gradients. The step is skipped on the
+    device, so the host waits for nothing: `found_inf` is how torch's own GradScaler tells a fused optimiser to skip.
+    """
+    is_bad = ~gradient.sum().isfinite()
+    num_bad_gradients += is_bad
+    optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+class StackedMLP(nn.Module):
+    """K networks of one shape, computed by one batched product per layer: [K, B, inputs] -> [K, B, outputs]."""
+
+    def __init__(self, num_nets: int, sizes: Sequence[int], activation: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self._activation = activation
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for num_in, num_out in itertools.pairwise(sizes):
+            limit = 1 / math.sqrt(num_in)
+            self.weights.append(torch.empty(num_nets, num_in, num_out).uniform_(-limit, limit))
+            self.biases.append(torch.zeros(num_nets, 1, num_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = len(self.weights) - 1
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias, x, weight)
+            if layer < last:
+                x = self._activation(x)
+        return x
+
+
+class ActorCritic(nn.Module):
+    """A policy and a value function without shared layers, behind one observation normaliser."""
+
+    obs_mean: Tensor
+    obs_scale: Tensor
+
+    def __init__(self, spec: ActorSpec, make_network: Callable[[int], nn.Module] | None = None):
+        """`make_network` builds the user's own network from its number of outputs. Without it both are MLPs."""
+        super().__init__()
+        self.spec = spec
+        if make_network is None:
+            self.actor: nn.Module = mlp((spec.obs_size, *spec.hidden_sizes, spec.output_size), spec.activation, 0.01)
+            self.critic: nn.Module = mlp((spec.obs_size, *spec.hidden_sizes, 1), spec.activation, 1.0)
+        else:
+            self.actor, self.critic = make_network(spec.output_size), make_network(1)
+        if spec.gaussian_size:
+            self.log_std = nn.Parameter(torch.zeros(spec.gaussian_size))
+        self.register_buffer("obs_mean", torch.zeros(spec.obs_size))
+        self.register_buffer("obs_scale", torch.ones(spec.obs_size))
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """clip((obs - mean) / std); `obs_scale` is 1 / std."""
+        if not self.spec.normalize_obs:
+            return obs
+        return ((obs - self.obs_mean) * self.obs_scale).clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
+
+    def value(self, normalized_obs: Tensor) -> Tensor:
+        return self.critic(normalized_obs).squeeze(-1)  # type: ignore[no-any-return]
+
+    def log_prob(self, head: Tensor, action: Tensor) -> Tensor:
+        """Log-probabilities [N] of actions, given the actor's output `head`."""
+        if self.spec.gaussian_size:
+            return gaussian_log_prob(head, self.log_std, action)
+        return categorical_log_prob(head, self.spec.categories, action[:, None].flatten(1))
+
+    def entropy(self, head: Tensor) -> Tensor:
+        if self.spec.gaussian_size:
+            return gaussian_entropy(self.log_std).expand(len(head))
+        return categorical_entropy(head, self.spec.categories)
+
+    def export(self, policy: Policy) -> None:
+        """Copy the actor's weights and the normaliser into the workers' policy."""
+        arrays = {"obs_mean": self.obs_mean, "obs_scale": self.obs_scale, **self.actor.state_dict()}
+        if self.spec.gaussian_size:
+            arrays["log_std"] = self.log_std
+        policy.load(torch.cat([arrays[name].detach().reshape(-1) for name in policy.arrays]).cpu().numpy())
+
+
+def categorical_log_prob(logits: Tensor, categories: Sequence[int], action: Tensor) -> Tensor:
+    """The joint log-probability of independent categories; `action` is [N, number of categories]."""
+    log_prob = logits.new_zeros(len(logits))
+    for column, part in enumerate(torch.split(logits, list(categories), dim=1)):
+        log_prob = log_prob + part.log_softmax(dim=1).gather(1, action[:, column : column + 1]).squeeze(1)
+    return log_prob
+
+
+def categorical_entropy(logits: Tensor, categories: Sequence[int]) -> Tensor:
+    """H = -sum_i p_i log p_i, summed over independent categories."""
+    entropy = logits.new_zeros(len(logits))
+    for part in torch.split(logits, list(categories), dim=1):
+        log_probs = part.log_softmax(dim=1)
+        entropy = entropy - (log_probs.exp() * log_probs).sum(dim=1)
+    return entropy
+
+
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """log N(a; mean, std) of a diagonal Gaussian: -0.5 * sum(((a - mean) / std)^2) - sum(log std + log sqrt(2 pi))."""
+    noise = (action - mean) * (-log_std).exp()
+    log_prob: Tensor = -0.5 * noise.square().sum(dim=1) - (log_std.sum() + LOG_SQRT_2PI * len(log_std))
+    return log_prob
+
+
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """H = sum_i (log std_i + 0.5 + log sqrt(2 pi))."""
+    return torch.sum(log_std + 0.5 + LOG_SQRT_2PI)
+
+
+def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions a = tanh(u) in [-1, 1] with u = mean + std * noise, and their log-probabilities.
+
+    Haarnoja et al. 2018, appendix C: log p(a) = log N(u; mean, std) - sum log(1 - tanh(u)^2).
+    """
+    log_std = log_std.clamp(*LOG_STD_LIMITS)
+    unsquashed = mean + log_std.exp() * noise
+    # log(1 - tanh(u)^2) = 2 * (log 2 - u - softplus(-2u)), which keeps its digits at large |u|
+    log_slope = 2 * (math.log(2) - unsquashed - nn.functional.softplus(-2 * unsquashed))
+    log_prob = -0.5 * noise.square() - log_std - LOG_SQRT_2PI - log_slope
+    return unsquashed.tanh(), log_prob.sum(dim=-1)

@@ -1,0 +1,68 @@
+"""What PPO minimises: the clipped objective, corrected for data that older weights have collected."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from freerun.algorithms.learners.shared_update import mean_or_zero
+from freerun.algorithms.policies.networks import ActorCritic
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.algorithms.ppo.training_batch import TrainingBatch
+
+ADVANTAGE_EPSILON = 1e-8
+"""Added to the deviation of the advantages, which may all be equal."""
+
+
+class PPOLosses(NamedTuple):
+    """The losses of one minibatch."""
+
+    total: Tensor
+    """What the gradient is taken of."""
+    policy_loss: Tensor
+    value_loss: Tensor
+    log_ratio: Tensor
+    """log(pi / pi_proximal) of each row."""
+
+
+def ppo_losses(
+    net: ActorCritic, config: PPOConfig, minibatch: TrainingBatch, advantage_of_all: Tensor | None = None
+) -> PPOLosses:
+    """Where other learners have some of the minibatch's rows, `advantage_of_all` holds the advantages of all rows."""
+    head = net.actor(minibatch.obs)
+    log_ratio = net.log_prob(head, minibatch.action) - minibatch.proximal_log_prob
+
+    # Advantage normalisation: (A - mean(A)) / (std(A) + eps), over the whole minibatch
+    advantage = minibatch.advantage
+    of_all = advantage if advantage_of_all is None else advantage_of_all
+    if config.normalize_advantage and len(of_all) > 1:
+        advantage = (advantage - of_all.mean()) / (of_all.std() + ADVANTAGE_EPSILON)
+
+    # Decoupled objective (Hilton et al. 2022): L = -mean(w * clipped(ratio, A)), where w = pi_proximal / pi_behaviour
+    objective = clipped_objective(log_ratio.exp(), advantage, config.clip_range)
+    policy_loss = -mean_or_zero(minibatch.importance_weight * objective)
+    value_loss = mean_or_zero((net.value(minibatch.obs) - minibatch.value_target).square())
+    total = policy_loss + config.value_coef * value_loss
+    if config.entropy_coef:
+        total = total - config.entropy_coef * mean_or_zero(net.entropy(head))
+    return PPOLosses(total, policy_loss.detach(), value_loss.detach(), log_ratio.detach())
+
+
+def clipped_objective(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
+    """PPO's surrogate of each step (Schulman et al. 2017, eq. 7): min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)."""
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip_range, 1 + clip_range) * advantage)
+
+
+def policy_change(log_ratio: Tensor, clip_range: float) -> Tensor:
+    """How far the policy has moved from the proximal one: the approximate KL divergence and the clipped fraction."""
+    if not len(log_ratio):
+        return torch.zeros(2, device=log_ratio.device)
+    clip_fraction = ((log_ratio.exp() - 1).abs() > clip_range).float().mean()
+    return torch.stack([approx_kl(log_ratio), clip_fraction])
+
+
+def approx_kl(log_ratio: Tensor) -> Tensor:
+    """KL(pi_proximal || pi) estimated as mean(ratio - 1 - log ratio), which is never below 0 (Schulman 2020, "k3")."""
+    return (log_ratio.exp() - 1 - log_ratio).mean()

@@ -1,0 +1,334 @@
+"""Proximal policy optimisation, also on data that is a few updates old (the decoupled objective, or V-trace)."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from freerun.algorithms.learners.shared_update import (
+    JoinedRows,
+    SegmentSize,
+    average_over_learners_,
+    first_episode,
+    mean_or_zero,
+)
+from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
+from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters, step_if_finite
+from freerun.algorithms.policies.running_moments import RunningMoments
+from freerun.algorithms.policies.torch_actor import TorchActor, build
+from freerun.algorithms.ppo.flat_batch import empty_segment, flatten_segments
+from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs
+from freerun.algorithms.ppo.objective import PPOLosses, policy_change, ppo_losses
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.algorithms.ppo.reward_scale import RewardScale
+from freerun.algorithms.ppo.training_batch import TensorGrid, TrainingBatch, prepare_flat_batch, prepare_grid
+from freerun.core import (
+    Acceleration,
+    AlgorithmTraits,
+    AnySegment,
+    Demand,
+    EnvSpec,
+    LearnerGroup,
+    Metrics,
+    Policy,
+    SingleLearner,
+    TensorSegment,
+    UserError,
+    callable_name,
+)
+from freerun.cuda_graphs import GraphedFunction
+
+DEFAULT_STEPS_PER_UPDATE = 2048
+ENTROPY_ROWS = 4096
+"""The entropy metric is measured on this many rows, which is precise enough."""
+MAX_KL_FACTOR = 1.5
+"""An update stops once the KL divergence exceeds `target_kl` by this factor, as in OpenAI's Spinning Up."""
+
+
+def acceleration_of(config: PPOConfig, device: torch.device) -> Acceleration:
+    """`auto` captures gradient steps but does not fuse kernels, which takes half a minute before the first update."""
+    if device.type != "cuda" or config.network is not None:
+        return "none"
+    return "graph" if config.acceleration == "auto" else config.acceleration
+
+
+class PPO:
+    """Learns from whole segments. Values and advantages are computed here, with the newest weights.
+
+    Several learners take each gradient step together, on the minibatch that a single learner would have drawn from the
+    segments of all. Each learner has its own segments, and thus some of the minibatch's rows.
+    """
+
+    traits = AlgorithmTraits(
+        on_policy=True,
+        default_max_lag=1,
+        counts_episodes=True,
+        counts_steps=True,
+        has_acceleration=True,
+        has_network=True,
+        code_settings=("network",),
+        minibatch_setting="minibatch_size",
+        update_ratio_setting="num_epochs",
+    )
+    learned: ClassVar[tuple[str, ...]] = ("net", "obs_moments", "reward_scale/moments")
+
+    def __init__(
+        self,
+        env: EnvSpec,
+        config: PPOConfig,
+        seed: int,
+        device: str,
+        deterministic: bool,
+        learner_group: LearnerGroup | None = None,
+    ):
+        self.config = config
+        self._learner_group = learner_group or SingleLearner()
+        self._device = torch.device(device)
+        self.net, self.policy = self._make_networks(env, seed, deterministic)
+        self._shuffle = torch.Generator(self._device).manual_seed(seed)
+        self._weights = flatten_parameters(self.net)
+        self._acceleration = acceleration_of(config, self._device)
+        is_captured = self._acceleration != "none"
+        if self._learner_group.count > 1 and is_captured:
+            raise UserError("several learners cannot record their gradient steps: give --acceleration none")
+        # A captured gradient step must find the learning rate on the device, or it would never see another one.
+        learning_rate = torch.tensor(config.learning_rate, device=self._device) if is_captured else config.learning_rate
+        self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=is_captured)
+        self._num_bad_gradients = torch.zeros(1, device=self._device)
+        self._graphed_epochs = GraphedEpochs(
+            self._losses, self._policy_change, self._gradient_step, self._device, self._acceleration
+        )
+        self._graphed_preparation = GraphedFunction(self._prepare_grid, self._device, self._acceleration)
+        self._obs_moments = RunningMoments((self.net.spec.obs_size,))
+        self.reward_scale = RewardScale(config.gamma)
+        self._segments: list[AnySegment] = []
+        self._sizes: list[SegmentSize] = []  # of the segments of all learners
+        self._empty_segment = empty_segment(env)
+
+    def _make_networks(self, env: EnvSpec, seed: int, deterministic: bool) -> tuple[ActorCritic, Policy]:
+        """The networks that learn, and the policy that travels to the workers."""
+        config, network = self.config, self.config.network
+        hidden_sizes = config.hidden_sizes if network is None else ()
+        spec = ActorSpec.of(env, hidden_sizes, config.activation, config.normalize_obs)
+        scalar_actions = isinstance(env.action_space, spaces.Discrete)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = ActorCritic(spec, functools.partial(build, network, env) if network else None)
+            if spec.gaussian_size:
+                net.log_std.data.fill_(config.initial_log_std)
+        policy: Policy
+        if network is None:
+            policy = MLPActor(spec, scalar_actions, batch_invariant=deterministic)
+        else:
+            name = callable_name(network)
+            policy = TorchActor(spec, net.actor, name, scalar_actions, batch_invariant=deterministic)
+        net.to(self._device)
+        net.export(policy)
+        return net, policy
+
+    def reconfigure(self, config: PPOConfig) -> None:
+        self.config = config
+
+    # ------------------------------------------------------------------------------------------ collecting
+
+    def demand(self) -> Demand:
+        if self.config.episodes_per_update is not None:
+            return Demand(episodes=max(0, self.config.episodes_per_update - len(self._sizes)))
+        steps = self.config.steps_per_update or DEFAULT_STEPS_PER_UPDATE
+        return Demand(steps=max(0, steps - sum(size.num_steps for size in self._sizes)), next_steps=steps)
+
+    def observe(self, segments: Sequence[AnySegment]) -> None:
+        self._segments.extend(segments)
+        index = self._learner_group.index
+        mine = [SegmentSize(first_episode(segment), index, segment.num_steps) for segment in segments]
+        self._sizes.extend(size for sizes in self._learner_group.gather(mine) for size in sizes)
+
+    # ------------------------------------------------------------------------------------------ the update
+
+    def update(self, version: int, progress: float) -> Metrics:
+        segments, joined = self._segments, JoinedRows(self._learner_group, self._sizes, self._device)
+        self._segments, self._sizes = [], []
+        if self.config.anneal_learning_rate:
+            self._set_learning_rate(self.config.learning_rate * (1 - progress))
+
+        # Values, advantages and value targets with the weights of now.
+        obs, batch, value = self._prepare(segments, version)
+        advantage_of_all, target_of_all, value_of_all = joined.join(
+            torch.stack([batch.advantage, batch.value_target, value])
+        )
+        # Several epochs of minibatch gradient steps.
+        if self._can_capture(len(batch.obs)):
+            minibatches = list(self._minibatches(len(batch.obs)))
+            measured, num_gradient_steps = self._graphed_epochs.run(batch, minibatches), len(minibatches)
+        else:
+            measured, num_gradient_steps = self._run_epochs(batch, joined, advantage_of_all)
+
+        metrics = self._metrics(measured, num_gradient_steps, batch, joined.total, target_of_all, value_of_all)
+        if self.config.normalize_obs:
+            # Only now: acting and learning of one version must see the same statistics, or the ratio would not be 1.
+            self._update_obs_moments(obs)
+        self.net.export(self.policy)
+        return metrics
+
+    def _prepare(self, segments: Sequence[AnySegment], version: int) -> tuple[Tensor, TrainingBatch, Tensor]:
+        """The observations before normalisation, the training batch, and the values before the update."""
+        tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
+        if tensors and not self.config.normalize_reward:
+            grid = TensorGrid.of(tensors, self._device, version)
+            *columns, value = self._graphed_preparation(*grid)
+            return grid.obs.flatten(0, 1).flatten(1), TrainingBatch(*columns), value
+        segments = segments or [self._empty_segment]
+        flat = flatten_segments(segments, self._device)
+        reward = flat.reward
+        if self.config.normalize_reward:
+            reward = self.reward_scale(segments, flat, self._learner_group)
+        return flat.obs, *prepare_flat_batch(self.net, self.config, flat, reward, version)
+
+    def _prepare_grid(self, *grid: Tensor) -> tuple[Tensor, ...]:
+        batch, value = prepare_grid(self.net, self.config, TensorGrid(*grid))
+        return *batch, value
+
+    def _run_epochs(self, batch: TrainingBatch, joined: JoinedRows, advantage_of_all: Tensor) -> tuple[Tensor, int]:
+        """Take the gradient steps one by one. Returns the means of what they measured, and their number.
+
+        The means are of policy loss, value loss, approximate KL divergence and clipped fraction.
+        """
+        log_ratios, step_losses = [], []
+        target_kl = self.config.target_kl
+        num_rows = 0
+        for rows_of_all in self._minibatches(joined.total):
+            rows = joined.local(rows_of_all)
+            share = len(rows) / len(rows_of_all)
+            num_rows += len(rows_of_all)
+            losses = self._losses(batch.select(rows), None if share == 1 else advantage_of_all[rows_of_all])
+            log_ratios.append(losses.log_ratio)
+            if target_kl is not None and self._policy_change(losses.log_ratio, share)[0] > MAX_KL_FACTOR * target_kl:
+                break
+            self._gradient_step(losses.total, share)
+            step_losses.append(share * torch.stack([losses.policy_loss, losses.value_loss]))
+        nan = torch.full((2,), float("nan"), device=self._device)
+        mean_losses = torch.stack(step_losses).mean(dim=0) if step_losses else nan
+        self._learner_group.sum(mean_losses)
+        log_ratio = torch.cat(log_ratios)
+        change = self._policy_change(log_ratio, len(log_ratio) / num_rows)
+        return torch.cat([mean_losses, change]), len(step_losses)
+
+    def _can_capture(self, num_rows: int) -> bool:
+        """A CUDA graph has one shape and cannot stop early."""
+        has_even_minibatches = num_rows % self._num_minibatches(num_rows) == 0
+        return self._acceleration != "none" and has_even_minibatches and self.config.target_kl is None
+
+    def _num_minibatches(self, num_rows: int) -> int:
+        return max(1, round(num_rows / self.config.minibatch_size))
+
+    def _minibatches(self, num_rows: int) -> Iterator[Tensor]:
+        """The rows of every minibatch, in a new random order each epoch."""
+        for _ in range(self.config.num_epochs):
+            order = torch.randperm(num_rows, generator=self._shuffle, device=self._device)
+            yield from order.chunk(self._num_minibatches(num_rows))
+
+    def _losses(self, minibatch: TrainingBatch, advantage_of_all: Tensor | None = None) -> PPOLosses:
+        return ppo_losses(self.net, self.config, minibatch, advantage_of_all)
+
+    def _gradient_step(self, loss: Tensor, share: float = 1.0) -> None:
+        """Descend a loss; `share` is the share of the minibatch's rows that this learner has."""
+        gradient = self._weights.grad
+        assert gradient is not None
+        gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        average_over_learners_(self._learner_group, gradient, share)
+        # Clip by norm: g <- g * min(1, max_grad_norm / (|g| + 1e-6))
+        gradient *= (self.config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
+        step_if_finite(self._optimizer, gradient, self._num_bad_gradients)
+
+    def _policy_change(self, log_ratio: Tensor, share: float = 1.0) -> Tensor:
+        change = policy_change(log_ratio, self.config.clip_range)
+        average_over_learners_(self._learner_group, change, share)
+        return change
+
+    @torch.no_grad()
+    def _metrics(
+        self,
+        measured: Tensor,
+        num_gradient_steps: int,
+        batch: TrainingBatch,
+        total_rows: int,
+        target_of_all: Tensor,
+        value_of_all: Tensor,
+    ) -> Metrics:
+        entropy = mean_or_zero(self.net.entropy(self.net.actor(batch.obs[:ENTROPY_ROWS])))
+        average_over_learners_(self._learner_group, entropy, len(batch.obs) / total_rows)
+        # Explained variance: 1 - Var(target - V) / Var(target). Without Bessel's correction, which cancels out: the
+        # last update of a run may have a single step.
+        unexplained = (target_of_all - value_of_all).var(correction=0)
+        explained = 1 - unexplained / (target_of_all.var(correction=0) + 1e-8)
+        # One transfer from the device for all numbers.
+        policy_loss, value_loss, kl, clip_fraction, entropy_now, explained_variance, num_bad = torch.cat(
+            [measured, torch.stack([entropy, explained]), self._num_bad_gradients]
+        ).tolist()
+        self._num_bad_gradients.zero_()
+        return {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy_now,
+            "approx_kl": kl,
+            "clip_fraction": clip_fraction,
+            "explained_variance": explained_variance,
+            "num_gradient_steps": float(num_gradient_steps),
+            "bad_gradients": num_bad,
+            "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
+        }
+
+    def _update_obs_moments(self, obs: Tensor) -> None:
+        self._obs_moments.update(obs, self._learner_group)
+        self.net.obs_mean.copy_(torch.from_numpy(self._obs_moments.mean))
+        self.net.obs_scale.copy_(torch.from_numpy(self._obs_moments.scale))
+
+    def _set_learning_rate(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"optimizer": self._optimizer}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "obs_moments": self._obs_moments.state_dict(),
+            "reward_scale": self.reward_scale.state_dict(),
+            "shuffle": self._shuffle.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self._load_optimizer(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors that it is given
+        self._obs_moments.load_state_dict(state["obs_moments"])
+        self.reward_scale.load_state_dict(state["reward_scale"])
+        self._shuffle.set_state(state["shuffle"].cpu())
+        self.net.export(self.policy)
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        """Load a state without replacing the learning rate's tensor.
+
+        Torch moves Adam's moments to the device of the weights, but leaves the learning rate where the checkpoint has
+        it: on the CPU. A captured gradient step would read it only once, while it is captured, and annealing would have
+        no effect. So the value goes into the tensor that the optimiser was made with.
+        """
+        learning_rate = self._optimizer.param_groups[0]["lr"]
+        self._optimizer.load_state_dict(state)
+        (group,) = self._optimizer.param_groups
+        loaded, group["lr"] = float(group["lr"]), learning_rate
+        self._set_learning_rate(loaded)
+        self._graphed_epochs.forget()  # a captured step would read moments that are no longer in use

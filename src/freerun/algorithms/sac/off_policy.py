@@ -1,0 +1,195 @@
+"""What SAC and MBPO share: a buffer of real steps, an agent, and a declared number of gradient steps per real step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freerun.algorithms.learners.shared_update import first_episode
+from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
+from freerun.algorithms.sac.replay_buffer import ReplayBuffer, StepBatch
+from freerun.algorithms.sac.sac_config import SACConfig
+from freerun.algorithms.sac.soft_agent import SoftAgent
+from freerun.core import AnySegment, Array, Demand, EnvSpec, LearnerGroup, Metrics, Segment, SingleLearner, UserError
+from freerun.cuda_graphs import resolve_acceleration
+
+
+class UpdateBudget:
+    """Work that real steps pay for, at a declared ratio: no mode changes how much is learned from each step."""
+
+    def __init__(self, per_step: float):
+        self.per_step = per_step
+        self._due = 0.0
+        self.done = 0
+
+    def earn(self, num_steps: int) -> None:
+        self._due += num_steps * self.per_step
+
+    def take(self, at_least: int = 0) -> int:
+        """The whole units of work that are due now. What `at_least` takes beyond them is deducted from later ones."""
+        # The margin keeps a sum of fractions such as 10 * 0.1 from falling short of a whole number.
+        units = max(at_least, int(self._due + 1e-6))
+        self._due -= units
+        self.done += units
+        return units
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"due": self._due, "done": self.done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._due, self.done = float(state["due"]), int(state["done"])
+
+
+class OffPolicy:
+    """An algorithm that learns many times from the steps in a replay buffer.
+
+    Every one of several learners stores the steps of all: a step is small beside the gradients that it takes part in.
+    """
+
+    learned: ClassVar[tuple[str, ...]] = ("agent/actor", "agent/critics", "agent/targets")
+    """MBPO's model is left out: it describes the other run's environment, and is soon learned from this run's steps."""
+
+    def __init__(
+        self,
+        env: EnvSpec,
+        config: SACConfig,
+        seed: int,
+        device: str,
+        deterministic: bool,
+        learner_group: LearnerGroup | None = None,
+    ):
+        self.config = config
+        self._learner_group = learner_group or SingleLearner()
+        self._require_shares(config.batch_size, "--batch-size")
+        self.device = torch.device(device)
+        self._acceleration = resolve_acceleration(config.acceleration, self.device)
+        self.spec = ActorSpec.squashed(env, config.hidden_sizes, config.activation)
+        self.policy = MLPActor(self.spec, scalar_actions=False, batch_invariant=deterministic)
+        self._whole_episodes = deterministic
+        self.agent = SoftAgent(self.spec, config, seed, self.device, self._learner_group)
+        if self._learner_group.count > 1 and self._acceleration != "none":
+            raise UserError("several learners cannot record their gradient steps: give --acceleration none")
+        self._sizes = (self.spec.obs_size, self.spec.gaussian_size)
+        self.real_buffer = ReplayBuffer(config.buffer_size, *self._sizes, config, seed, self.device, self._acceleration)
+        low, high = (torch.tensor(limits, device=self.device) for limits in (self.spec.low, self.spec.high))
+        self._centre, self._half_range = (high + low) / 2, (high - low) / 2
+        self._agent_budget = UpdateBudget(config.updates_per_step)
+        self._num_new_steps = 0  # since the last update
+        self._last_report = (time.perf_counter(), 0)
+        self.agent.export(self.policy)
+
+    def _require_shares(self, batch_size: int, flag: str) -> None:
+        """Refuse batches that are too small to give every learner a row."""
+        count = self._learner_group.count
+        if count > batch_size:
+            raise UserError(f"{count} learners need batches of at least as many steps: raise {flag}")
+
+    def reconfigure(self, config: Any) -> None:
+        self.config = config
+        self._agent_budget.per_step = config.updates_per_step
+
+    # ------------------------------------------------------------------------------------------ collecting
+
+    def demand(self) -> Demand:
+        per_update = self.config.num_steps_per_update
+        missing = max(per_update - self._num_new_steps, self.config.learning_starts - self.real_buffer.size)
+        return Demand(steps=max(0, missing), whole_episodes=self._whole_episodes, next_steps=per_update)
+
+    def observe(self, segments: Sequence[AnySegment]) -> None:
+        for steps, versions in self._steps_of_all_learners(segments):
+            self.real_buffer.add(steps, versions)
+            self._num_new_steps += len(versions)
+
+    def _steps_of_all_learners(self, segments: Sequence[AnySegment]) -> Iterator[tuple[StepBatch, Tensor]]:
+        """The steps of all learners, in the order that a single learner would have: by episode."""
+        mine = ((self.steps_of(segment), self._versions_of(segment)) for segment in segments)
+        if self._learner_group.count == 1:
+            yield from mine
+            return
+        numbers = [first_episode(segment) for segment in segments]
+        arrays = [(*(part.cpu().numpy() for part in steps), versions.cpu().numpy()) for steps, versions in mine]
+        gathered = self._learner_group.gather(list(zip(numbers, arrays, strict=True)))
+        pairs = [pair for pairs_of_one in gathered for pair in pairs_of_one]
+        for _, (*parts, versions) in sorted(pairs, key=lambda pair: pair[0]):
+            yield StepBatch(*map(self._tensor, parts)), self._tensor(versions)
+
+    def _versions_of(self, segment: AnySegment) -> Tensor:
+        if isinstance(segment, Segment):
+            return self._tensor(segment.version).flatten()
+        return torch.full((segment.num_steps,), segment.version, device=self.device)
+
+    def _tensor(self, array: Array | Tensor) -> Tensor:
+        """An array on the device. Torch takes no read-only arrays (those in Ray's object store), so it gets a copy."""
+        if isinstance(array, np.ndarray):
+            array = torch.from_numpy(np.require(array, requirements=("C", "W")))
+        return array.to(self.device)
+
+    def steps_of(self, segment: AnySegment) -> StepBatch:
+        """The steps of a segment as flat rows, with actions scaled to [-1, 1]."""
+        num_steps = segment.num_steps
+        names = ("obs", "action", "reward", "next_obs", "terminated")
+        obs, action, reward, next_obs, terminated = (self._tensor(getattr(segment, name)).float() for name in names)
+        scaled = ((action.reshape(num_steps, -1) - self._centre) / self._half_range).clamp(-1.0, 1.0)
+        return StepBatch(
+            obs.reshape(num_steps, -1),
+            scaled,
+            reward.reshape(num_steps),
+            next_obs.reshape(num_steps, -1),
+            terminated.reshape(num_steps),
+        )
+
+    def importance(self, segment: AnySegment) -> float:
+        """How much a segment surprises the critics: its mean absolute TD error."""
+        return float(self.agent.td_error(self.steps_of(segment)).abs().mean())
+
+    # ------------------------------------------------------------------------------------------ learning
+
+    def _earn_updates(self) -> int:
+        """Credit the agent's budget with the new steps, and return their number.
+
+        Steps from before learning started count as one update's at most: otherwise learning would begin with a burst
+        of gradient steps on the data of an untrained policy.
+        """
+        num_steps = self._num_new_steps
+        if self._agent_budget.done == 0:
+            num_steps = min(num_steps, self.config.num_steps_per_update)
+        self._num_new_steps = 0
+        self._agent_budget.earn(num_steps)
+        return num_steps
+
+    def _base_metrics(self) -> Metrics:
+        now, done = time.perf_counter(), self._agent_budget.done
+        last_moment, last_done = self._last_report
+        self._last_report = (now, done)
+        return {
+            **self.agent.metrics(),
+            "agent_updates": float(done),
+            "agent_updates_per_second": (done - last_done) / (now - last_moment),
+            "real_data": float(self.real_buffer.size),
+            "buffer_percent": 100 * self.real_buffer.size / self.real_buffer.capacity,
+        }
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {f"agent/{name}": optimizer for name, optimizer in self.agent.optimizers().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent.state_dict(),
+            "real": self.real_buffer.state_dict(),
+            "agent_pace": self._agent_budget.state_dict(),
+            "fresh_steps": self._num_new_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.agent.load_state_dict(state["agent"])
+        self.real_buffer.load_state_dict(state["real"])
+        self._agent_budget.load_state_dict(state["agent_pace"])
+        self._num_new_steps = int(state["fresh_steps"])
+        self.agent.export(self.policy)

@@ -1,0 +1,55 @@
+"""Soft actor-critic (Haarnoja et al. 2018): off-policy, with twin critics and a temperature that tunes itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import spaces
+
+from freerun.algorithms.sac.off_policy import OffPolicy
+from freerun.algorithms.sac.sac_config import SACConfig
+from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics
+from freerun.cuda_graphs import GraphedStep
+
+
+class SAC(OffPolicy):
+    """Learns from the real steps in its buffer."""
+
+    traits = AlgorithmTraits(
+        action_spaces=(spaces.Box,),
+        default_max_lag=None,
+        counts_steps=True,
+        rates_segments=True,
+        has_acceleration=True,
+        minibatch_setting="batch_size",
+        update_ratio_setting="updates_per_step",
+    )
+
+    def __init__(
+        self,
+        env: EnvSpec,
+        config: SACConfig,
+        seed: int,
+        device: str,
+        deterministic: bool,
+        learner_group: LearnerGroup | None = None,
+    ):
+        super().__init__(env, config, seed, device, deterministic, learner_group)
+        generators = (self.agent.generator, self.real_buffer.generator)
+        self.take_gradient_steps = GraphedStep(self._gradient_step, self.device, generators, self._acceleration)
+
+    def reconfigure(self, config: Any) -> None:
+        super().reconfigure(config)
+        self.take_gradient_steps.forget()  # a captured step would keep its batch size
+
+    def update(self, version: int, progress: float) -> Metrics:
+        self._earn_updates()
+        self.real_buffer.anneal_beta(progress)
+        self.take_gradient_steps(self._agent_budget.take())
+        self.agent.export(self.policy)
+        return self._base_metrics()
+
+    def _gradient_step(self) -> None:
+        sample = self.real_buffer.sample(self.config.batch_size)
+        td_error = self.agent.learn(sample)
+        self.real_buffer.update_priorities(sample.rows, td_error)

@@ -1,0 +1,27 @@
+"""`executor`: a ProcessPoolExecutor whose processes keep environments warm; whole episodes as each finishes."""
+
+from __future__ import annotations
+
+from freerun.collecting.modes.async_collector import AsyncCollector
+from freerun.collecting.scheduling.rounds import Rounds
+from freerun.collecting.scheduling.units import EpisodeUnits
+from freerun.collecting.workers.pool_workers import PoolProcesses
+from freerun.collecting.workers.worker import WorkerSetup
+from freerun.core import CollectorSettings, EnvFactory, ModeOptions, ModeTraits, Policy, Predictor, ProbeModel
+
+
+class Executor(AsyncCollector):
+    """Rounds of episodes over the tasks of a process pool."""
+
+    traits = ModeTraits(
+        description="a ProcessPoolExecutor kept warm: whole episodes, handed over as each finishes",
+        resizable=frozenset({"num_workers"}),
+        preference=2,
+        probe=ProbeModel(Predictor.SCHEDULED_UNITS),
+    )
+
+    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
+        rounds = Rounds.of_episodes(settings, settings.num_workers)
+        units = EpisodeUnits(rounds, settings.num_workers)
+        place = PoolProcesses(WorkerSetup.pack(factory, policy, settings), settings.num_workers)
+        super().__init__(settings, ModeOptions(), rounds, units, place)

@@ -1,0 +1,119 @@
+"""`freerun`: persistent workers write segments into shared memory; only slot numbers travel through pipes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from freerun.collecting.modes.async_collector import AsyncCollector
+from freerun.collecting.scheduling.rounds import Rounds
+from freerun.collecting.scheduling.segment_rounds import SegmentRounds
+from freerun.collecting.scheduling.units import EpisodeUnits, SegmentUnits
+from freerun.collecting.workers.slot_workers import SegmentSlotProcesses, SlotProcesses
+from freerun.core import (
+    CollectorSettings,
+    Common,
+    Demand,
+    EnvFactory,
+    HandedOver,
+    ModeOptions,
+    ModeTraits,
+    Policy,
+    Predictor,
+    ProbeModel,
+    Tunable,
+    UserError,
+    require_positive,
+)
+
+
+@dataclass(frozen=True)
+class FreerunConfig(ModeOptions):
+    """Mode `freerun`: how its workers collect."""
+
+    envs_per_worker: Common[int] = 1
+    """Environments that a worker steps in turn, with one call of the policy for all: for environments that are fast."""
+    segment_steps: int | None = None
+    """Hand over this many steps of all of a worker's environments at a time (whole episodes if not given)."""
+    pin_workers: bool = False
+    """Keep each worker on one core."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "envs_per_worker", "segment_steps")
+
+    def check(self, demand: Demand) -> None:
+        """Raise if an algorithm that demands this cannot be served."""
+        if demand.episodes and self.segment_steps is not None:
+            raise UserError("--episodes-per-update needs whole episodes: leave --segment-steps out")
+
+
+class Freerun(AsyncCollector):
+    """Rounds of episodes, or of segments, over processes with shared memory."""
+
+    traits = ModeTraits(
+        description="persistent workers that write into shared memory and wait for nobody: the fastest on one machine",
+        options=FreerunConfig,
+        hands_over=HandedOver.EPISODES_OR_SEGMENTS,
+        resizable=frozenset({"num_workers", "envs_per_worker"}),
+        preference=0,
+        probe=ProbeModel(Predictor.SCHEDULED_UNITS),
+    )
+
+    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: FreerunConfig):
+        if config.pin_workers and not hasattr(os, "sched_setaffinity"):
+            raise UserError("--pin-workers needs Linux: this system cannot keep a process on one core; leave it out")
+        if config.segment_steps is None:
+            self._compose_episodes(factory, policy, settings, config)
+        else:
+            self._compose_segments(factory, policy, settings, config, config.segment_steps)
+
+    def _compose_episodes(
+        self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: FreerunConfig
+    ) -> None:
+        num_envs = max_envs = config.envs_per_worker
+        if settings.tuning_bounds is not None:
+            max_envs = max(num_envs, settings.tuning_bounds.max_envs_per_worker)
+        rounds = Rounds.of_episodes(settings, settings.num_workers * num_envs)
+        units = EpisodeUnits(rounds, settings.num_workers, num_envs)
+        place = SlotProcesses.for_episodes(factory, policy, settings, num_envs, max_envs, config.pin_workers)
+        super().__init__(settings, config, rounds, units, place)
+
+        def set_envs_per_worker(value: float) -> None:
+            """Workers with another number of environments replace those that have nothing left to do."""
+            with self.fleet.changed:
+                units.envs_per_worker = place.envs_per_worker = int(value)
+            self.fleet.wake()
+
+        self._own_tunables = []
+        if max_envs > 1:
+            read, is_settled = lambda: units.envs_per_worker, self.fleet.is_complete
+            envs = Tunable("envs_per_worker", read, set_envs_per_worker, 1.0, max_envs, is_settled=is_settled)
+            self._own_tunables = [envs]
+
+    def _compose_segments(
+        self,
+        factory: EnvFactory,
+        policy: Policy,
+        settings: CollectorSettings,
+        config: FreerunConfig,
+        segment_steps: int,
+    ) -> None:
+        if settings.deterministic:
+            raise UserError(
+                "--deterministic compares whole episodes, which segments cut into pieces: leave --segment-steps out"
+            )
+        num_envs = config.envs_per_worker
+        rounds = SegmentRounds(
+            settings.max_workers,
+            settings.max_lag,
+            segment_steps * num_envs,
+            start=settings.start,
+            num_playing=settings.num_workers,
+        )
+        accounting = rounds.accounting
+        place = SegmentSlotProcesses(factory, policy, settings, num_envs, segment_steps, accounting, config.pin_workers)
+        super().__init__(settings, config, rounds, SegmentUnits(accounting), place)
+        self._own_tunables = [self._segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * num_envs))]
+
+    def tunables(self) -> list[Tunable]:
+        return [] if self._bounds is None else super().tunables() + self._own_tunables

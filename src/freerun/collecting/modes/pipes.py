@@ -1,0 +1,27 @@
+"""`pipes`: persistent worker processes with a pipe each; they send whole episodes as each finishes."""
+
+from __future__ import annotations
+
+from freerun.collecting.modes.async_collector import AsyncCollector
+from freerun.collecting.scheduling.rounds import Rounds
+from freerun.collecting.scheduling.units import EpisodeUnits
+from freerun.collecting.workers.process_workers import PipeProcesses
+from freerun.collecting.workers.worker import WorkerSetup
+from freerun.core import CollectorSettings, EnvFactory, ModeOptions, ModeTraits, Policy, Predictor, ProbeModel
+
+
+class Pipes(AsyncCollector):
+    """Rounds of episodes over processes with a pipe."""
+
+    traits = ModeTraits(
+        description="persistent workers, a pipe each: whole episodes, handed over as each finishes",
+        resizable=frozenset({"num_workers"}),
+        preference=1,
+        probe=ProbeModel(Predictor.SCHEDULED_UNITS),
+    )
+
+    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
+        rounds = Rounds.of_episodes(settings, settings.num_workers)
+        units = EpisodeUnits(rounds, settings.num_workers)
+        place = PipeProcesses(WorkerSetup.pack(factory, policy, settings))
+        super().__init__(settings, ModeOptions(), rounds, units, place)

@@ -1,0 +1,70 @@
+"""Evaluation: episodes that a policy plays and no learner learns from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.core import (
+    Array,
+    Decision,
+    FloatArray,
+    HeldOutSeed,
+    Metrics,
+    Policy,
+    Purpose,
+    RunSeed,
+    Segment,
+    VectorEnv,
+)
+
+
+class GreedyPolicy:
+    """A policy that takes the most likely action: it passes no noise on to the policy that it wraps."""
+
+    def __init__(self, policy: Policy):
+        self._policy = policy
+        self.weights, self.head_size, self.arrays = policy.weights, policy.head_size, policy.arrays
+        self.describe, self.load, self.draw, self.log_prob = policy.describe, policy.load, policy.draw, policy.log_prob
+        self.single, self.on = policy.single, policy.on
+
+    def act(self, obs: Array, noise: FloatArray | None) -> Decision:
+        return self._policy.act(obs, None)
+
+
+def play(env: VectorEnv, policy: Policy, seed: RunSeed, num_episodes: int) -> Iterator[Segment]:
+    """Yield episodes 0, 1, … of a seed as they end. Take what you need of one before you ask for the next."""
+    yield from Rollout(env, policy, seed).episodes(next_from(range(num_episodes)))
+
+
+class PeriodicEvaluation:
+    """A gauge that plays a few episodes with the most likely actions every `every_steps` steps of a run.
+
+    The learner waits meanwhile. The episodes' seeds are held out: training never sees them.
+    """
+
+    def __init__(
+        self, env: VectorEnv, policy: Policy, seed: int, every_steps: int, num_episodes: int, first_step: int = 0
+    ):
+        self._env = env
+        self._learners_policy = policy
+        self._policy = copy.deepcopy(policy)  # so that playing leaves no trace in the learner's
+        self._seed = HeldOutSeed(seed, Purpose.VALIDATION)
+        self._every_steps = every_steps
+        self._num_episodes = num_episodes
+        self._next_step = first_step - first_step % every_steps + every_steps
+        self._metrics: Metrics = {}
+
+    def read(self, step: int) -> Metrics:
+        """Play the episodes if they are due; return the mean return of the newest evaluation."""
+        if step >= self._next_step:
+            self._next_step = step - step % self._every_steps + self._every_steps
+            self._policy.load(self._learners_policy.weights)
+            episodes = play(self._env, GreedyPolicy(self._policy), self._seed, self._num_episodes)
+            returns = [float(segment.reward.sum()) for segment in episodes]
+            self._metrics = {"eval_step": float(step), "eval_return": sum(returns) / len(returns)}
+        return self._metrics
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,146 @@
+"""Environments and a policy on one device, turned into segments that never leave it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from freerun.core import Acceleration, EnvFailure, FloatArray, TensorActor, TensorEnv, TensorSegment
+from freerun.cuda_graphs import GraphedStep, fused
+from freerun.transport.heartbeats import Heartbeat
+
+
+class TensorRollout:
+    """Steps N environments that are tensors, `num_steps` steps at a time.
+
+    Where the environment allows it, all steps of a segment are recorded as one CUDA graph. The host then launches one
+    graph per segment instead of some hundred kernels per step.
+    """
+
+    def __init__(
+        self,
+        env: TensorEnv,
+        actor: TensorActor,
+        num_steps: int,
+        acceleration: Acceleration = "auto",
+        worker: int = 0,
+    ):
+        self.env = env
+        self._worker = worker
+        self._actor = actor
+        self._version = -1
+        self.heartbeat = Heartbeat()
+        self._device = env.device
+        space, action_space = env.spec.observation_space, env.spec.action_space
+        discrete = not isinstance(action_space, spaces.Box)
+        num_envs = env.num_envs
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros((num_steps, num_envs, *shape), dtype=dtype, device=self._device)
+
+        # A graph replays with the addresses that it was recorded with, so every tensor that it writes stays in place.
+        self._buffer = TensorSegment(
+            obs=zeros(*space.shape),
+            action=zeros(*(action_space.shape or ()), dtype=torch.int64 if discrete else torch.float32),
+            log_prob=zeros(),
+            reward=zeros(),
+            terminated=zeros(dtype=torch.bool),
+            truncated=zeros(dtype=torch.bool),
+            next_obs=zeros(*space.shape),
+            episode_return=zeros(),
+            episode_length=zeros(dtype=torch.int64),
+            version=-1,
+            seconds=0.0,
+        )
+        self._return = torch.zeros(num_envs, device=self._device)
+        self._length = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
+        self._obs = env.reset().clone()
+        chosen = _choose(acceleration, env)
+        self._stream = _choose_stream(self._device, chosen)
+        self._step = fused(env.step, chosen)
+        self._play = GraphedStep(self._play_segment, self._device, (actor.generator,), chosen)
+
+    def load(self, weights: FloatArray, version: int) -> None:
+        if version != self._version:
+            with torch.cuda.stream(self._stream):
+                self._actor.load(weights)
+            self._version = version
+
+    def reset(self) -> None:
+        """Give up all episodes and begin new ones."""
+        with torch.cuda.stream(self._stream):
+            self._obs.copy_(self.env.reset())
+            self._return.zero_()
+            self._length.zero_()
+
+    def collect(self) -> TensorSegment:
+        """Make the next steps of all environments. Any stream may use the segment that this returns."""
+        started_at = time.perf_counter()
+        try:
+            with torch.cuda.stream(self._stream):
+                self._play(1)
+                # The next segment overwrites the buffer, while the learner may still use this one.
+                copies = {
+                    name: value.clone() for name, value in vars(self._buffer).items() if isinstance(value, Tensor)
+                }
+            if self._stream is not None:
+                # The learner's stream knows nothing of this one: wait until the copies are complete.
+                self._stream.synchronize()
+        except Exception as error:
+            raise EnvFailure(f"the simulator failed in a step: {type(error).__name__}: {error}") from error
+        seconds = time.perf_counter() - started_at
+        return TensorSegment(**copies, version=self._version, seconds=seconds, worker=self._worker)
+
+    @torch.no_grad()
+    def _play_segment(self) -> None:
+        """All steps of one segment. It only writes tensors in place, because it may be recorded as a CUDA graph."""
+        buffer = self._buffer
+        for row in range(len(buffer.reward)):
+            self.heartbeat.beat()  # a replayed graph runs no Python, so the watch sees whole segments
+            action, log_prob = self._actor.act(self._obs)
+            buffer.obs[row].copy_(self._obs)
+            buffer.action[row].copy_(action.reshape(buffer.action[row].shape))
+            buffer.log_prob[row].copy_(log_prob)
+            obs, final_obs, reward, terminated, truncated = self._step(action)
+            buffer.reward[row].copy_(reward)
+            buffer.terminated[row].copy_(terminated)
+            buffer.truncated[row].copy_(truncated)
+            ended = buffer.terminated[row] | buffer.truncated[row]
+            if not self.env.spec.reports_final_obs:
+                # The observation before the last step is the nearest known one to the hidden final observation.
+                shape = (-1, *[1] * (obs.dim() - 1))
+                final_obs = torch.where(ended.view(shape), self._obs, final_obs)
+            buffer.next_obs[row].copy_(final_obs)
+            self._return += buffer.reward[row]
+            self._length += 1
+            buffer.episode_return[row].copy_(self._return)
+            buffer.episode_length[row].copy_(self._length)
+            self._return.masked_fill_(ended, 0.0)
+            self._length.masked_fill_(ended, 0)
+            self._obs.copy_(obs)
+
+
+def _choose(acceleration: Acceleration, env: TensorEnv) -> Acceleration:
+    """`auto` records graphs but does not fuse kernels, which takes half a minute before the first step."""
+    if not env.is_capturable or env.device.type != "cuda":
+        return "none"
+    return "graph" if acceleration == "auto" else acceleration
+
+
+def _choose_stream(device: torch.device, acceleration: Acceleration) -> torch.cuda.Stream | None:
+    """The CUDA stream that the simulator's kernels are launched on; None on a CPU.
+
+    A recorded simulator gets a stream of high priority (-1): its kernels are small and go before the learner's large
+    ones, so that neither waits long. A simulator that is not recorded may use streams of its own, so it stays on the
+    stream that it was made on.
+    """
+    if device.type != "cuda":
+        return None
+    if acceleration == "none":
+        return torch.cuda.current_stream(device)
+    own = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    own.wait_stream(torch.cuda.current_stream(device))  # where the environment and the buffer were made
+    return own

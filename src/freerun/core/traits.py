@@ -1,0 +1,235 @@
+"""What a mode, an algorithm or a tracker declares about itself.
+
+Each class has an attribute `traits`. The rest of freerun asks these traits and never compares names, so a new mode,
+algorithm or tracker needs no change elsewhere. Classes of the user's own declare the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from gymnasium import spaces
+
+from freerun.core.collector_settings import ModeOptions
+from freerun.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class RequiredPackage:
+    """A package that freerun itself does not depend on."""
+
+    module: str
+    """The name under which Python imports it."""
+    name: str
+    """The name that people know it by."""
+    extra: str
+    """The extra of freerun that installs it: pip install 'freerun[extra]'."""
+
+    @property
+    def is_installed(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
+    @property
+    def advice(self) -> str:
+        return f"pip install 'freerun[{self.extra}]'"
+
+    def require(self, what: str) -> None:
+        """Refuse `what`, such as --track wandb, if the package is missing."""
+        if not self.is_installed:
+            raise UserError(f"{what} needs {self.name}: {self.advice}")
+
+
+# ---------------------------------------------------------------------------------------------- modes
+
+
+class HandedOver(Enum):
+    """The unit of data that a worker hands over to the learner."""
+
+    EPISODES = "whole episodes"
+    EPISODES_OR_SEGMENTS = "whole episodes, or segments if --segment-steps is given"
+    SEGMENTS = "segments of a fixed number of steps"
+
+
+class WorkerLocation(Enum):
+    """Where the workers of a mode live."""
+
+    THIS_PROCESS = "the learner's process"
+    PROCESSES = "processes of this machine"
+    THREADS_OR_PROCESSES = "threads of the learner's process, or processes of this machine"
+    CLUSTER = "any number of machines"
+
+
+class Pacing(Enum):
+    """Who waits for whom."""
+
+    TAKES_TURNS = "collecting and learning alternate, so there is never any lag"
+    BOUNDS_LAG = "workers collect while the learner updates, and wait where --max-lag is reached"
+    DROPS_STEPS = "workers never wait, so no --max-lag can be kept; the oldest data is dropped"
+
+
+class FollowerStart(Enum):
+    """How the first learner starts the other learners of a run (--num-learners)."""
+
+    LOCAL_PROCESSES = "as processes of this machine"
+    RAY_TASKS = "as tasks of the Ray cluster that the workers use"
+
+
+class Predictor(Enum):
+    """The formula or simulation by which a probe predicts the speed of a mode."""
+
+    ALTERNATING = "one environment, stepped in turns with the learner"
+    LOCKSTEP = "every step waits for the slowest environment, in turns with the learner"
+    SCHEDULED_UNITS = "each worker plays episodes or segments by itself, as far as the schedule allows"
+    BATCHES = "one collector gathers batches of --num-envs times --num-steps-per-env for a queue of --max-queue-size"
+    DROPPING_QUEUE = "--num-collectors collectors share --num-envs environments and never wait"
+
+
+@dataclass(frozen=True)
+class ProbeModel:
+    """What `freerun probe` needs in order to predict a mode."""
+
+    predictor: Predictor
+    overhead_of: str | None = None
+    """The mode whose measured overhead is used, for a mode that is too slow to start in a probe. The two numbers below
+    are added to it."""
+    worker_seconds_per_unit: float = 0.0
+    """Processor time that handing over one unit costs a worker, beyond the measured overhead."""
+    learner_seconds_per_unit: float = 0.0
+    """Processor time that receiving one unit costs the learner, beyond the measured overhead."""
+
+
+@dataclass(frozen=True)
+class TensorVariant:
+    """How a mode steps environments that are tensors."""
+
+    target: str
+    """The class, as module:Class. It is named and not imported, because it needs torch."""
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """The mode's settings that are filled in here if the user leaves them open."""
+    own_settings: tuple[str, ...] = ()
+    """The mode's settings that no other environments have."""
+
+
+def _one_worker_per_env(num_envs: int, steps_per_env: int) -> dict[str, int]:
+    return {"num_workers": num_envs}
+
+
+@dataclass(frozen=True)
+class ModeTraits:
+    """What the rest of freerun must know about a mode. The defaults describe a mode such as `pipes`."""
+
+    description: str = ""
+    """One line for `freerun list`. (If empty: the first line of the class's docstring.)"""
+    aliases: tuple[str, ...] = ()
+    """Other names that users may type; config.json records the real name."""
+    options: type[ModeOptions] = ModeOptions
+    """The dataclass of the mode's own settings, which become flags. A mode that has some takes them as the fourth
+    argument of its constructor."""
+    hands_over: HandedOver = HandedOver.EPISODES
+    """The unit of data that a worker hands over."""
+    workers: WorkerLocation = WorkerLocation.PROCESSES
+    """Where the workers live."""
+    pacing: Pacing = Pacing.BOUNDS_LAG
+    """Who waits for whom: the mode takes turns, bounds its lag, or drops steps."""
+    deterministic: bool = True
+    """--deterministic is possible: the same seed gives the same weights, bit for bit, with any number of workers."""
+    lockstep: bool = False
+    """All environments step together, so the policy acts on one observation of each at a time."""
+    workers_flag: str | None = "--num-workers"
+    """The flag that sets the number of workers; None if there is always one. A flag other than --num-workers belongs to
+    `options`."""
+    resizable: frozenset[str] = frozenset()
+    """The settings that --adapt may change while a run goes on: num_workers, envs_per_worker, max_queue_size. Empty if
+    --adapt cannot be used; otherwise the collector is a `TunableCollector`."""
+    tensors: TensorVariant | None = None
+    """How the mode steps environments that are tensors; None if it cannot."""
+    followers: FollowerStart | None = FollowerStart.LOCAL_PROCESSES
+    """How the other learners are started; None if the mode serves a single learner."""
+    package: RequiredPackage | None = None
+    """A package that must be installed."""
+    why_not_auto: str | None = None
+    """The reason why `auto` does not pick this mode while another one will do; None if it may."""
+    preference: int = 100
+    """Among modes that are about as fast, `auto` picks the one with the lowest number."""
+    is_reference: bool = False
+    """Speeds of other modes are given as multiples of this mode's, and correctness is held against it."""
+    probe: ProbeModel | None = None
+    """What a probe must model; None if a probe cannot predict the mode."""
+    starts_slowly: bool = False
+    """`freerun bench` measures the mode last, so that the others are measured if the time runs out."""
+    bench_settings: Callable[[int, int], dict[str, int]] = _one_worker_per_env
+    """From a number of environments and the steps of each per update to settings with which this mode steps that many
+    environments, each by a worker of its own if it can have several."""
+
+    @property
+    def takes_turns(self) -> bool:
+        return self.pacing is Pacing.TAKES_TURNS
+
+    @property
+    def never_waits(self) -> bool:
+        return self.pacing is Pacing.DROPS_STEPS
+
+    @property
+    def whole_episodes(self) -> bool:
+        """True if workers can hand over whole episodes."""
+        return self.hands_over is not HandedOver.SEGMENTS
+
+
+# ---------------------------------------------------------------------------------------------- algorithms
+
+
+@dataclass(frozen=True)
+class AlgorithmTraits:
+    """What the rest of freerun must know about an algorithm. The settings named here are fields of its config."""
+
+    on_policy: bool = False
+    """The algorithm learns only from whole episodes that were collected since its last update. So nothing is left over
+    when a training ends, and its workers can serve the next one."""
+    action_spaces: tuple[type[spaces.Space[Any]], ...] = (spaces.Space,)
+    """The kinds of action space that it can learn."""
+    default_max_lag: int | None = 0
+    """--max-lag if it is not given; None sets no limit. More than 0 is for algorithms that correct for lag."""
+    counts_episodes: bool = False
+    """It has a setting `episodes_per_update`, which may be None."""
+    counts_steps: bool = False
+    """It has a setting `steps_per_update`. A mode that hands over units of a fixed size fills it in if it is None."""
+    has_stages: bool = False
+    """It has a setting `stages` (auto, in-turn, concurrent) and an attribute `stages` with those that run beside the
+    learner."""
+    rates_segments: bool = False
+    """It has a method `importance(segment)`, which --queue-priority td-error needs."""
+    has_acceleration: bool = False
+    """It has a setting `acceleration`: whether its gradient steps are recorded as CUDA graphs."""
+    has_network: bool = False
+    """It has a setting `network`: a network of the user's own, as module:callable."""
+    code_settings: tuple[str, ...] = ()
+    """Settings that may name code of the user's own, as module:callable."""
+    minibatch_setting: str | None = None
+    """The setting that --adapt-max-minibatch lets --adapt raise between two updates. The algorithm has its settings as
+    `config`, and its method `reconfigured()` is called when they have changed."""
+    update_ratio_setting: str | None = None
+    """The setting that --adapt-min-update-ratio lets --adapt lower between two updates, in the same way."""
+    console_line: Callable[[int, Mapping[str, float]], str] | None = None
+    """From the steps so far and an update's metrics to a line of its own for the log on the console."""
+
+
+# ---------------------------------------------------------------------------------------------- trackers
+
+
+@dataclass(frozen=True)
+class TrackerTraits:
+    """What the rest of freerun must know about a tracker."""
+
+    description: str = ""
+    """One line for `freerun list`. (If empty: the first line of the class's docstring.)"""
+    package: RequiredPackage | None = None
+    """A package that must be installed."""
+    destination_setting: str | None = None
+    """The setting that says to whom or to which machine a run's metrics go. A run folder from elsewhere may set it only
+    if the user trusts it."""
+    local_destinations: tuple[str, ...] = ()
+    """Values of that setting that keep the metrics on this machine, and need no trust."""

@@ -1,0 +1,133 @@
+"""CUDA graphs: work that is done thousands of times is captured once on a GPU and then replayed.
+
+A gradient step of small networks takes less time on the GPU than the launching of its kernels from Python. Replaying a
+graph launches all kernels at once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from freerun.core import Acceleration
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+WARM_UP_CALLS = 3
+"""Libraries initialise themselves during the first calls, which cannot be captured. They count as steps too."""
+
+
+def resolve_acceleration(acceleration: Acceleration, device: torch.device) -> Acceleration:
+    """Resolve `auto`: on a GPU capture graphs, and fuse kernels where a compiler is installed."""
+    if acceleration != "auto":
+        return acceleration
+    if device.type != "cuda":
+        return "none"
+    can_compile = importlib.util.find_spec("triton") is not None and (shutil.which("cc") or shutil.which("gcc"))
+    return "compile" if can_compile else "graph"
+
+
+def fused(function: Function, acceleration: Acceleration) -> Function:
+    """The same function in fewer kernels, where `acceleration` is `compile`."""
+    if acceleration != "compile":
+        return function
+    os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
+    return torch.compile(function, fullgraph=True, dynamic=False)  # type: ignore[return-value]
+
+
+_capture_lock = threading.Lock()
+"""Held during a capture: it empties torch's memory cache, which fails while another thread captures."""
+
+
+class GraphedStep:
+    """A step without arguments and results. It reads and writes tensors that must stay in place."""
+
+    def __init__(
+        self,
+        step: Callable[[], None],
+        device: torch.device,
+        generators: Sequence[torch.Generator],
+        acceleration: Acceleration,
+    ):
+        """`generators` are all those that the step draws from: a graph must know them to advance them."""
+        self._step = step
+        self._device = device
+        self._generators = generators
+        self._captures = device.type == "cuda" and acceleration != "none"
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, times: int) -> None:
+        """Take the step this many times."""
+        if not self._captures:
+            for _ in range(times):
+                self._step()
+            return
+        if self._graph is None and times > 0:
+            times -= self._warm_up(min(times, WARM_UP_CALLS))
+            self._capture()
+        if self._graph is not None:
+            for _ in range(times):
+                self._graph.replay()
+
+    def forget(self) -> None:
+        """Capture again at the next call, because tensors have been replaced."""
+        self._graph = None
+
+    def _warm_up(self, times: int) -> int:
+        # As torch asks for: on another stream than the current one, with both waiting for each other.
+        current = torch.cuda.current_stream(self._device)
+        side = self._side_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(times):
+                self._step()
+        current.wait_stream(side)
+        return times
+
+    def _side_stream(self, current: torch.cuda.Stream) -> torch.cuda.Stream:
+        """Another stream of the same priority, which a captured graph inherits."""
+        side = torch.cuda.Stream(self._device, priority=current.priority)  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        return side
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        side = self._side_stream(torch.cuda.current_stream(self._device))
+        # thread_local: other threads may use the device meanwhile (a simulator, or another stage of MBPO).
+        with _capture_lock, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            self._step()
+        self._graph = graph
+
+
+class GraphedFunction:
+    """A function of tensors whose shapes rarely change. The next call overwrites its results."""
+
+    def __init__(self, function: Callable[..., Sequence[Tensor]], device: torch.device, acceleration: Acceleration):
+        self._function = function
+        self._device = device
+        self._captures = device.type == "cuda" and acceleration != "none"
+        self._arguments: list[Tensor] = []
+        self._results: list[Tensor] = []
+
+    def __call__(self, *arguments: Tensor) -> Sequence[Tensor]:
+        if not self._captures:
+            return self._function(*arguments)
+        if [buffer.shape for buffer in self._arguments] != [argument.shape for argument in arguments]:
+            self._arguments = [argument.clone() for argument in arguments]
+            self._results = [result.clone() for result in self._function(*self._arguments)]
+            self._graphed_step = GraphedStep(self._step, self._device, (), "graph")
+        for buffer, argument in zip(self._arguments, arguments, strict=True):
+            buffer.copy_(argument)
+        self._graphed_step(1)
+        return self._results
+
+    def _step(self) -> None:
+        for buffer, result in zip(self._results, self._function(*self._arguments), strict=True):
+            buffer.copy_(result)

@@ -1,0 +1,213 @@
+"""Plays fresh episodes with a trained policy, and films them if wanted."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from freerun.adapters.catalog import ENV_SETTINGS
+from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
+from freerun.adapters.gymnasium_envs import NO_PICTURES, GymnasiumFactory
+from freerun.adapters.tensor_envs import is_only_tensors
+from freerun.collecting.rollouts.evaluation_episodes import GreedyPolicy, play
+from freerun.core import EnvSpaces, HeldOutSeed, Policy, Purpose, UserError, episode_seed
+from freerun.run.deployment import SavedPolicy, TrainedPolicy
+from freerun.settings.config import TrainConfig
+from freerun.settings.env_flags import settings_class
+from freerun.settings.factories import make_factory, make_tensors
+
+DEFAULT_FPS = 25
+"""Frames per second of a film, if the environment's metadata have no render_fps."""
+SHORTEST_FRAME_MILLISECONDS = 20
+"""Programs that show GIFs slow down films whose frames are shorter than this."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of episodes, in the order in which they were played."""
+
+    returns: list[float]
+    lengths: list[int]
+    pictures: list[Path]
+    """The film of each episode, if films were wanted."""
+
+    @property
+    def mean(self) -> float:
+        """The mean of the returns."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the returns."""
+        return float(np.std(self.returns))
+
+    def __str__(self) -> str:
+        returns = np.array(self.returns)
+        return (
+            f"return {self.mean:.2f} ± {self.std:.2f} (min {returns.min():.2f}, "
+            f"median {np.median(returns):.2f}, max {returns.max():.2f}), "
+            f"length {np.mean(self.lengths):.1f}, over {len(returns)} episodes"
+        )
+
+
+def _check(num_episodes: int, seed: int | None) -> None:
+    if num_episodes < 1:
+        raise UserError(f"--episodes must be at least 1, not {num_episodes}")
+    if seed is not None and seed < 0:
+        raise UserError(f"--seed must be 0 or more, not {seed}")
+
+
+def _seed(config: TrainConfig[Any, Any], seed: int | None) -> HeldOutSeed:
+    """Return the seed of the episodes to play. They are never those of training or of --eval-every."""
+    return HeldOutSeed(config.seed if seed is None else seed, Purpose.EVALUATION)
+
+
+def evaluate(
+    policy: str | Path | TrainedPolicy,
+    episodes: int = 10,
+    seed: int | None = None,
+    deterministic: bool = True,
+    render: str | Path | None = None,
+    checkpoint: str | None = None,
+    trust: Sequence[str] = (),
+) -> Evaluation:
+    """Play episodes with a trained policy: the folder of its run, or what `load_policy` and `train` return.
+
+    `deterministic=False` samples actions as in training; `render` is a folder to film every episode in.
+    """
+    _check(episodes, seed)
+    source = _source(policy, checkpoint)
+    config = source.settings(trust)
+    if is_only_tensors(config.env):
+        if render is not None:
+            raise UserError(f"{config.env} draws no pictures for freerun: leave --render out")
+        return _evaluate_tensors(source, config, episodes, _seed(config, seed), deterministic, trust)
+    factory = make_factory(config)
+    actor = _actor(source, factory.spaces, deterministic, trust)
+    camera = _Camera(factory, Path(render)) if render is not None else None
+    # One environment: a film shows one episode after another.
+    env = SerialEnvs([camera.env if camera else factory.make_one()])
+    evaluation = Evaluation([], [], [])
+    try:
+        for segment in play(env, actor, _seed(config, seed), episodes):
+            evaluation.returns.append(float(segment.reward.sum()))
+            evaluation.lengths.append(segment.num_steps)
+            if camera is not None:
+                evaluation.pictures.append(camera.save(len(evaluation.returns) - 1))
+    finally:
+        env.close()
+    return evaluation
+
+
+def _source(policy: str | Path | TrainedPolicy, checkpoint: str | None) -> SavedPolicy | TrainedPolicy:
+    if isinstance(policy, str | Path):
+        return SavedPolicy.find(Path(policy), checkpoint)
+    if not isinstance(policy, TrainedPolicy):
+        raise UserError(f"name the folder of a run, or give the policy of one, not a {type(policy).__name__}")
+    if checkpoint is not None:
+        raise UserError("a checkpoint is chosen in the folder of a run, and this is a policy already: leave it out")
+    return policy
+
+
+def _actor(
+    source: SavedPolicy | TrainedPolicy, env_spaces: EnvSpaces, deterministic: bool, trust: Sequence[str]
+) -> Policy:
+    policy = source.load(trust, env_spaces=env_spaces) if isinstance(source, SavedPolicy) else source
+    return GreedyPolicy(policy.actor) if deterministic else policy.actor
+
+
+def _evaluate_tensors(
+    source: SavedPolicy | TrainedPolicy,
+    config: TrainConfig[Any, Any],
+    num_episodes: int,
+    seed: HeldOutSeed,
+    deterministic: bool,
+    trust: Sequence[str],
+) -> Evaluation:
+    from freerun.collecting.tensors.tensor_episodes import play_tensors
+
+    # Environments that are tensors are seeded once for all, not per episode.
+    simulator_seed = episode_seed(seed, 0)
+    made = make_tensors(config, num_episodes, 1, simulator_seed)
+    try:
+        actor = _actor(source, made.spaces, deterministic, trust)
+        return Evaluation(*play_tensors(made.envs[0], actor, simulator_seed), [])
+    finally:
+        made.envs[0].close()
+
+
+def compare(
+    run_dir: str | Path,
+    episodes: int = 10,
+    seed: int | None = None,
+    checkpoint: str | None = None,
+    trust: Sequence[str] = (),
+) -> dict[str, Evaluation]:
+    """Play the same episodes with the trained policy and with the environment's baselines, which learn nothing."""
+    config = SavedPolicy.find(Path(run_dir), checkpoint).settings(trust)
+    baselines = config.env_settings.baselines()
+    if not baselines:
+        able = [name for name in ENV_SETTINGS if settings_class(name)().baselines()]
+        raise UserError(f"--compare needs an environment with baseline policies: {' or '.join(able)}")
+    env = make_factory(config).make_one()
+    others = {}
+    for name, baseline in baselines.items():
+        others[name] = Evaluation(baseline(env, _seed(config, seed), episodes), [], [])
+    env.close()
+    return {"trained": evaluate(run_dir, episodes, seed, checkpoint=checkpoint, trust=trust), **others}
+
+
+class _Camera:
+    """Films episodes and saves each as a GIF."""
+
+    def __init__(self, factory: GymnasiumFactory, folder: Path):
+        try:
+            import PIL  # noqa: F401
+        except ModuleNotFoundError:
+            raise UserError("--render needs Pillow: pip install 'freerun[render]'") from None
+        drawing = _drawing_env(factory)
+        fps = drawing.env.metadata.get("render_fps") or DEFAULT_FPS
+        self._frame_milliseconds = max(SHORTEST_FRAME_MILLISECONDS, round(1000 / fps))
+        # It draws a frame after each step, and `render` returns those of the whole episode.
+        self._film = gymnasium.wrappers.RenderCollection(drawing.env, pop_frames=True)
+        self.env = EnvAdapter(self._film)
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror}; name another folder to --render") from None
+
+    def save(self, episode: int) -> Path:
+        """Write the film of the episode that has just ended."""
+        from PIL import Image
+
+        frames: Any = self._film.render()
+        pictures = [Image.fromarray(frame) for frame in frames]
+        path = self._folder / f"episode-{episode}.gif"
+        pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=self._frame_milliseconds, loop=0)
+        return path
+
+
+def _drawing_env(factory: GymnasiumFactory) -> EnvAdapter:
+    """Make an environment that draws. It draws once for a trial, because some accept the render_mode and draw
+    nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gymnasium warns about what is refused below
+        env = factory.make_one(render_mode="rgb_array")
+        env.reset(seed=0)
+        try:
+            picture: Any = env.env.render()
+        except NotImplementedError:
+            picture = None
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"--render needs something that is not installed: {error}") from None
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3:
+        env.close()
+        raise UserError(f"{NO_PICTURES} (its render() returns no array for render_mode 'rgb_array')")
+    return env

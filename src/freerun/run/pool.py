@@ -1,0 +1,125 @@
+"""Environments and workers, which may outlast one training."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+import gymnasium
+
+from freerun.adapters.gymnasium_envs import EnvName, GymnasiumFactory
+from freerun.adapters.tensor_envs import TensorEnvs
+from freerun.collecting.scheduling.joint_collector import JointCollector, share_of_start
+from freerun.core import (
+    Algorithm,
+    Collector,
+    CollectorSettings,
+    LearnerGroup,
+    ModeOptions,
+    PriorityCollector,
+    RatingAlgorithm,
+    ReusableCollector,
+    SharedSeed,
+    SingleLearner,
+    StartPoint,
+    TuningBounds,
+    background_stages,
+)
+from freerun.persistence.incidents import IncidentFile
+from freerun.settings.config import TrainConfig
+from freerun.settings.factories import hands_over_episodes
+from freerun.settings.registry import WORKER_MODULES, find_algorithm, find_mode
+from freerun.transport import processes
+from freerun.transport.state_tracks import SharedTracks
+
+DEFAULT_MOST_ENVS_PER_WORKER = 8
+
+
+class Pool:
+    """Environments and workers, for one training or for several that follow each other without a restart."""
+
+    def __init__(self, factory: GymnasiumFactory | TensorEnvs):
+        self.factory = factory
+        self.tracks: SharedTracks | None = None
+        self.incidents = IncidentFile()
+        self._collector: ReusableCollector | None = None
+
+    def collector(
+        self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: StartPoint, peers: LearnerGroup | None = None
+    ) -> Collector:
+        """Collectors of a training: the workers that the pool has, or new ones."""
+        peers = peers or SingleLearner()
+        if self._collector is None:
+            self._collector = self._start(config, algorithm, start, peers)
+        else:
+            self._collector.renew(start)
+        if peers.count == 1:
+            return self._collector
+        takes_turns = find_mode(config.mode).traits.takes_turns
+        limits = (self.factory.spec.max_episode_steps, config.deterministic)
+        return JointCollector(self._collector, peers, start, hands_over_episodes(config), takes_turns, *limits)
+
+    def _start(
+        self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: StartPoint, peers: LearnerGroup
+    ) -> ReusableCollector:
+        num_workers = config.num_workers or 1
+        room = room_for(config)
+        num_tracks = num_workers if room is None else room.max_workers
+        if not isinstance(self.factory, TensorEnvs):
+            # The fork server reads this list once, when it starts; so nothing may have started it before.
+            processes.preload(worker_modules(config.env))
+        stages = background_stages(algorithm)
+        names = [*(f"worker {worker}" for worker in range(num_tracks)), "learner", *stages]
+        self.tracks = SharedTracks(processes.context(), names)
+        for track, stage in enumerate(stages.values(), start=num_tracks + 1):
+            stage.note = functools.partial(self.tracks.set_state, track)
+        settings = CollectorSettings(
+            num_workers,
+            config.max_lag,
+            config.seed if peers.count == 1 else SharedSeed(config.seed, peers.index, peers.count),
+            config.deterministic,
+            self.tracks,
+            config.step_timeout,
+            config.max_failures,
+            config.on_nan or "stop",
+            self.incidents,
+            config.algorithm.acceleration if find_algorithm(config.algo).traits.has_acceleration else "auto",
+            start if peers.count == 1 else share_of_start(start, peers),
+            room,
+            self.factory.spec.max_episode_steps,
+            config.mode,
+        )
+        mode = find_mode(config.mode)
+        if isinstance(self.factory, TensorEnvs):
+            return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
+        options = [] if mode.traits.options is ModeOptions else [config.collector]
+        collector = mode.load()(self.factory, algorithm.policy, settings, *options)
+        if config.collector.rates_segments:  # `check_fit` has refused algorithms that cannot rate them
+            cast(PriorityCollector, collector).prefer(cast(RatingAlgorithm, algorithm).importance)
+        return collector  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        if self._collector is not None:
+            self._collector.close()
+        self.incidents.close()
+
+
+def room_for(config: TrainConfig[Any, Any]) -> TuningBounds | None:
+    """The bounds within which --adapt may change the mode while it runs; None without --adapt."""
+    bounds = config.adapting
+    if not bounds.adapt:
+        return None
+    can_grow = "num_workers" in find_mode(config.mode).traits.resizable
+    return TuningBounds(
+        bounds.adapt_max_workers or 1 if can_grow else 1,
+        bounds.adapt_max_envs_per_worker or DEFAULT_MOST_ENVS_PER_WORKER,
+        bounds.adapt_max_queue_size,
+    )
+
+
+def worker_modules(env: EnvName) -> list[str]:
+    """The modules that workers need, with that of a registered environment. The fork server loads them once, so they
+    cost each worker neither time nor memory."""
+    spec = gymnasium.registry.get(env) if isinstance(env, str) else None
+    own = [spec.entry_point.partition(":")[0]] if spec and isinstance(spec.entry_point, str) else []
+    return [*WORKER_MODULES, *own]

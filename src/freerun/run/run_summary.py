@@ -1,0 +1,43 @@
+"""summary.json: how a run went, in figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from freerun.run.run_parts import RunParts
+
+SETTINGS = ("mode", "algo", "env", "seed", "num_workers", "num_learners")
+
+
+def summarize(parts: RunParts, outcome: str, error: str | None, wall_seconds: float) -> dict[str, Any]:
+    """Return the figures of a run that has ended. The keys are part of the file format."""
+    ledger, counts = parts.ledger, parts.collector.counts()
+    return {
+        "outcome": outcome,
+        **({} if error is None else {"error": error}),
+        **{name: parts.settings[name] for name in SETTINGS},
+        "startup_seconds": parts.startup_seconds,
+        "env_steps": ledger.steps,
+        "episodes": ledger.episodes,
+        "updates": ledger.version,
+        "wall_seconds": wall_seconds,
+        "steps_per_second": ledger.steps / wall_seconds,
+        "episodes_per_second": ledger.episodes / wall_seconds,
+        "mean_return": ledger.mean_return if ledger.episodes else None,
+        "lag_mean": ledger.lag_mean,
+        "lag_max": ledger.lag_max,
+        "dropped_steps": counts.steps_dropped,
+        "dropped_steps_by_worker": _with_text_keys(counts.steps_dropped_by_worker),
+        "dropped_steps_by_length": _with_text_keys(counts.steps_dropped_by_length),
+        "drop_bias": counts.drop_bias,
+        "segments_rejected": counts.segments_rejected,
+        "worker_restarts": counts.worker_restarts,
+        "incidents": dict(parts.incidents.by_kind),
+        "ledger": ledger.summary(counts),
+    }
+
+
+def _with_text_keys(steps: Mapping[int, int]) -> dict[str, int]:
+    """JSON has no numbers as keys."""
+    return {str(key): value for key, value in steps.items()}

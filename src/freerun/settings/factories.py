@@ -1,0 +1,185 @@
+"""Makes what a run's settings name: its environments and its algorithm."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from freerun.adapters.gymnasium_envs import EnvName, GymnasiumFactory
+from freerun.adapters.images import IMAGE_ADVICE, images_go_raw
+from freerun.adapters.isaac_launch import is_isaac_task
+from freerun.adapters.tensor_envs import TensorEnvs, find_builder, is_only_tensors
+from freerun.algorithms.policies.mlp_actor import MLPActor
+from freerun.core import (
+    Algorithm,
+    Demand,
+    EnvSpec,
+    HandedOver,
+    LearnerGroup,
+    UserError,
+    callable_name,
+    is_found_by_name,
+)
+from freerun.settings.config import TrainConfig
+from freerun.settings.registry import ALGORITHMS, DEFAULT_TENSOR_MODE, MODES, find_algorithm, find_mode, find_tracker
+
+
+def make_envs(config: TrainConfig[Any, Any]) -> GymnasiumFactory | TensorEnvs:
+    if not is_tensors(config):
+        return make_factory(config)
+    if config.max_episode_steps is not None:
+        raise UserError(
+            "--max-episode-steps is not for environments that are tensors: they have a time limit of their own"
+        )
+    return make_tensors(config, config.collector.num_envs, config.num_workers or 1, config.seed)
+
+
+def is_tensors(config: TrainConfig[Any, Any]) -> bool:
+    """True if the environment is stepped as tensors: if it can be, and the mode can do it."""
+    can_be = find_mode(config.mode).traits.tensors is not None
+    if is_only_tensors(config.env) and not can_be:
+        able = [name for name, mode in MODES.items() if mode.traits.tensors is not None]
+        raise UserError(f"{config.env} is stepped as tensors, which --mode {config.mode} cannot: use {', '.join(able)}")
+    return can_be and find_builder(config.env) is not None
+
+
+def hands_over_episodes(config: TrainConfig[Any, Any]) -> bool:
+    """True if workers hand over whole episodes, so that nothing arrives before one has ended."""
+    is_cut = config.collector.segment_steps is not None or is_tensors(config)
+    return find_mode(config.mode).traits.whole_episodes and not is_cut
+
+
+def episodes_per_update(config: TrainConfig[Any, Any]) -> int | None:
+    """Whole episodes that each update learns from; None if the algorithm counts steps instead."""
+    counted = find_algorithm(config.algo).traits.counts_episodes
+    return config.algorithm.episodes_per_update if counted else None
+
+
+def episode_remedy(config: TrainConfig[Any, Any], demand: Demand) -> str | None:
+    """What to do about episodes that do not end, in flags that this run has; None if nobody waits for their end."""
+    mode = find_mode(config.mode).traits
+    if not hands_over_episodes(config) or (mode.takes_turns and not demand.whole_episodes):
+        return None
+    flags = "--max-episode-steps" if config.max_episode_steps is None else "a smaller --max-episode-steps"
+    has_segments = mode.hands_over is HandedOver.EPISODES_OR_SEGMENTS
+    can_be_cut = has_segments and not (demand.episodes or config.deterministic)
+    return f"give {flags}" + (" or --segment-steps" if can_be_cut else "")
+
+
+def make_tensors(config: TrainConfig[Any, Any], num_envs: int, num_shares: int, seed: int) -> TensorEnvs:
+    env_args: dict[str, Any] = dict(config.env_args)
+    if is_isaac_task(config.env):
+        env_args["headless"] = config.headless
+    return TensorEnvs(config.env, num_envs, num_shares, config.device, seed, env_args)
+
+
+def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
+    return GymnasiumFactory(*env_recipe(config))
+
+
+def env_recipe(config: TrainConfig[Any, Any]) -> tuple[EnvName, dict[str, Any], int | None]:
+    """Return what the environments of a run are made of: what builds one, its arguments, and the time limit."""
+    if is_only_tensors(config.env):
+        raise UserError(
+            f"{config.env} is stepped as tensors, never alone: leave out --eval-every, and use freerun eval afterwards"
+        )
+    return *config.env_settings.recipe(config.env, config.env_args), config.max_episode_steps
+
+
+def make_algorithm(
+    config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs, peers: LearnerGroup | None = None
+) -> Algorithm:
+    import torch  # here and not above: `freerun list` and the workers do without it
+
+    device = config.device
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from None
+    torch.set_num_threads(config.learner_threads)
+    if device.startswith("cuda") and not config.deterministic:
+        torch.set_float32_matmul_precision("high")  # TF32: small networks need no more digits
+    torch.use_deterministic_algorithms(config.deterministic)
+    _check_actions(config, factory.spec)
+    algorithm = find_algorithm(config.algo).load()
+    made: Algorithm = algorithm(factory.spec, config.algorithm, config.seed, device, config.deterministic, peers)
+    return made
+
+
+def _check_actions(config: TrainConfig[Any, Any], spec: EnvSpec) -> None:
+    """Refuse an action space that the algorithm cannot learn."""
+    kinds = find_algorithm(config.algo).traits.action_spaces
+    if not isinstance(spec.action_space, kinds):
+        able = [name for name, entry in ALGORITHMS.items() if isinstance(spec.action_space, entry.traits.action_spaces)]
+        raise UserError(
+            f"--algo {config.algo} needs actions in a {' or '.join(kind.__name__ for kind in kinds)}, not "
+            f"{spec.action_space}: choose --algo {' or '.join(able)}"
+        )
+
+
+def cautions(config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs, algorithm: Algorithm) -> list[str]:
+    """What the user should know before the run begins, although it can begin: a sentence for each thing."""
+    found = []
+    traits = find_algorithm(config.algo).traits
+    if factory.image_shape is not None and isinstance(algorithm.policy, MLPActor):
+        first = "" if traits.has_network else f"choose --algo {_first_with_network()} and "
+        raw = images_go_raw(factory.image_shape, algorithm.policy.spec.normalize_obs)
+        found.append(f"{raw}; {first}{IMAGE_ADVICE}")
+    named: dict[str, Any] = {"environment": config.env, "algorithm": config.algo, "mode": config.mode}
+    named |= {what: getattr(config.algorithm, what) for what in traits.code_settings}
+    for what, given in named.items():
+        if given is not None and not is_found_by_name(given):
+            found.append(
+                f"the {what} {callable_name(given)} can be used in this program only{_script()}: other programs, such "
+                "as freerun eval, cannot import it; to use the run later, define it at the top level of a module"
+            )
+    return found
+
+
+def _first_with_network() -> str:
+    """An algorithm that takes networks of the user's own."""
+    return next(name for name, entry in ALGORITHMS.items() if entry.traits.has_network)
+
+
+def _script() -> str:
+    """Where this program lies, as information for whoever reads the log later."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    return "" if path is None else f" ({path})"
+
+
+def _check_traits(config: TrainConfig[Any, Any]) -> None:
+    """Refuse settings that contradict what the mode declares."""
+    traits, mode = find_mode(config.mode).traits, f"--mode {config.mode}"
+    if config.deterministic and not traits.deterministic:
+        raise UserError(
+            f"{mode} cannot be --deterministic, because it does not hand over whole episodes in a fixed order: "
+            f"choose --mode {TrainConfig.mode} (or any other that hands over whole episodes)"
+        )
+    if config.max_lag and traits.takes_turns:
+        raise UserError(
+            f"{mode} collects and learns in turns, so --max-lag must be 0: choose --mode {TrainConfig.mode} to collect "
+            "while the learner updates"
+        )
+    if config.max_lag is not None and traits.never_waits:
+        raise UserError(
+            f"{mode} never waits, so it cannot keep to a --max-lag: leave it out, or choose --mode "
+            f"{DEFAULT_TENSOR_MODE} or {TrainConfig.mode}, which honour it"
+        )
+
+
+def check_fit(config: TrainConfig[Any, Any], algorithm: Algorithm) -> None:
+    """Refuse a mode, a display or a tracker that cannot serve this run."""
+    if config.display == "classic" and episodes_per_update(config) is None:
+        raise UserError("--display classic counts episodes: give --episodes-per-update")
+    if not is_tensors(config):  # those modes have sentences of their own
+        _check_traits(config)
+    config.collector.check(algorithm.demand())
+    for name in config.tracking.track:
+        if (package := find_tracker(name).traits.package) is not None:
+            package.require(f"--track {name}")
+    if config.collector.rates_segments and not find_algorithm(config.algo).traits.rates_segments:
+        able = [name for name, entry in ALGORITHMS.items() if entry.traits.rates_segments]
+        raise UserError(
+            "--queue-priority td-error needs an algorithm with a critic that learns off-policy: "
+            f"--algo {' or '.join(able)}"
+        )

@@ -1,0 +1,33 @@
+"""Finds what a run's settings would import, fetch or send data to, before any of it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from freerun.settings.registry import TRACKERS
+
+
+def code_in(options: Mapping[str, Any]) -> list[str]:
+    """Everything in these settings that needs the user's trust if they come from elsewhere: callables, modules,
+    folders, clusters, and where a run's metrics would go. Nothing of it is imported to find out."""
+    found = [options.get(name) for name in ("env", "network", "termination", "algo", "mode")]
+    env_args = options.get("env_args")
+    if isinstance(env_args, Mapping):
+        found += [*env_args.values()]
+    track = options.get("track")
+    trackers = [name for name in track if isinstance(name, str)] if isinstance(track, list | tuple) else []
+    found += trackers
+    names: list[Any] = [value for value in found if isinstance(value, str) and ":" in value]
+    if isinstance(env_args, Mapping):
+        names.append(env_args.get("tasks"))  # Isaac Lab: a module that registers more of them
+    names += [options.get(name) for name in ("cyborg_path", "ray_runtime_env")]
+    if options.get("ray_address") not in ("local", "auto"):
+        names.append(options.get("ray_address"))
+    # A tracker of the user's own is code that needs trust itself, so it is not asked where it sends its data.
+    known = (TRACKERS[name].traits for name in trackers if name in TRACKERS)
+    for traits in known:
+        if traits.destination_setting is not None:
+            destination = options.get(traits.destination_setting)
+            names += [] if destination in traits.local_destinations else [destination]
+    return sorted({str(name) for name in names if name is not None})

@@ -1,0 +1,35 @@
+"""The record of an update: the line that it writes to metrics.jsonl, and that displays and trackers show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from freerun.core import Counts, Gauge, Metrics
+from freerun.telemetry.budget import Budget
+from freerun.telemetry.ledger import Ledger
+from freerun.telemetry.time_shares import TimeShares
+
+
+def make_record(
+    metrics: Metrics, budget: Budget, ledger: Ledger, counts: Counts, shares: TimeShares, gauges: Iterable[Gauge]
+) -> Metrics:
+    """Put the metrics of the algorithm together with everything that was counted and measured around it.
+
+    Gauges are read here. One of them may evaluate the policy, so this can take a while.
+    """
+    record: Metrics = {
+        "update": ledger.version,
+        "episodes": ledger.episodes,
+        "return_mean": ledger.mean_return,
+        "length_mean": ledger.mean_length,
+        "progress": budget.progress(ledger),
+        **shares.rates(ledger.steps, ledger.episodes, ledger.version, counts.busy_seconds),
+        **metrics,
+    }
+    for gauge in gauges:
+        record |= gauge.read(ledger.steps)
+    record["dropped_steps"] = counts.steps_dropped
+    if counts.queue_fill is not None:
+        record["queue_percent"] = 100 * counts.queue_fill
+    record["worker_restarts"] = counts.worker_restarts
+    return record

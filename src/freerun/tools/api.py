@@ -1,0 +1,89 @@
+"""The functions that Python programs call: `freerun.train()` and `freerun.resume()`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from freerun.adapters.tensor_envs import give
+from freerun.core import TensorEnv, UserError
+from freerun.experiment import Result, run
+from freerun.persistence import trust as trust_check
+from freerun.run.resume import newest, nothing_left
+from freerun.run.resume import settings_of as settings_of_run
+from freerun.settings.named_code import code_in
+from freerun.settings.own_classes import name_own
+from freerun.settings.presets import settings_of
+from freerun.settings.registry import make_config
+from freerun.tools.probe import auto_mode
+
+logger = logging.getLogger("freerun")
+
+
+def train(
+    env: str | Callable[..., gymnasium.Env[Any, Any]] | TensorEnv, *, preset: str | Sequence[str] = (), **settings: Any
+) -> Result:
+    """Train an agent: `train("CartPole-v1", total_steps=50_000, mode="pipes")`. Settings have the names of the flags.
+
+    `algo`, `mode` and the members of `track` may be classes of your own.
+
+    The environment may also be a `core.TensorEnv` or an RSL-RL VecEnv that exists already. It is closed at the end.
+    """
+    if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
+        raise UserError(_made_already(env))
+    if hasattr(env, "num_envs") and hasattr(env, "device"):
+        # Environments that exist already decide their number and their device.
+        settings = {"num_envs": env.num_envs, "device": str(env.device), **settings}
+        env = give(env)
+    names = [preset] if isinstance(preset, str) else preset
+    options = {**settings_of(names), "env": env, **_named(settings)}
+    if auto_mode.is_open(options):
+        return run(auto_mode.settle(options, lambda mode: make_config(auto_mode.in_mode(options, mode))))
+    return run(make_config(options))
+
+
+def _made_already(env: Any) -> str:
+    spec = getattr(env, "spec", None)
+    name = type(getattr(env, "unwrapped", env)).__name__
+    one = f'"{spec.id}"' if spec is not None else name
+    return (
+        f"freerun.train() was given an environment that is made already ({name}), but every worker makes its own: pass "
+        f"its id, its class or a function that makes it, as in freerun.train({one})"
+    )
+
+
+def resume(run_dir: str | Path, *, trust: Sequence[str] = (), **changes: Any) -> Result:
+    """Continue a run that was stopped or killed: `resume("runs/…", total_steps=200_000)`.
+
+    If you did not train the run here, name the code that its folder names again with `trust`.
+    """
+    path = Path(run_dir)
+    found = newest(path)
+    changes = _named(changes)
+    auto_mode.refuse(changes, "a run goes on in the mode that is named, or in its own")
+    before = settings_of_run(found, path)
+    # Code that the caller names now needs no other trust; what the folder names does.
+    code = code_in({**before, **changes, "mode": before["mode"]})
+    trust_check.check(code, path, [*trust, *_words(changes)])
+    config = make_config({**settings_of_run(found, path, changes.get("mode")), **changes})
+    if (sentence := nothing_left(config, found)) is not None:
+        logger.warning(sentence)
+    return run(config, resumed=found)
+
+
+def _named(settings: dict[str, Any]) -> dict[str, Any]:
+    """Replace classes of the user's own by their names."""
+    kinds = {"algo": "algorithm", "mode": "mode"}
+    named = {name: name_own(kinds[name], value) if name in kinds else value for name, value in settings.items()}
+    if isinstance(named.get("track"), list | tuple):
+        named["track"] = tuple(name_own("tracker", tracker) for tracker in named["track"])
+    return named
+
+
+def _words(changes: Mapping[str, Any]) -> list[str]:
+    """What these settings name, each word by itself."""
+    return [str(word) for value in changes.values() for word in (value if isinstance(value, tuple) else [value])]

@@ -1,0 +1,108 @@
+"""The flags of `freerun bench`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from freerun.core import UserError, require_positive
+from freerun.settings.config import TrainConfig
+from freerun.settings.flag_parsing import EnvArgs
+from freerun.settings.registry import MODES, check_name, find_mode, make_config, real_name
+from freerun.tools.bench.load_meter import num_cores
+
+ALL = "all"
+SEGMENTS = f"{TrainConfig.mode}:segment_steps=25"
+"""Measured beside every mode as it is: the way that the README advises for slow environments."""
+DEFAULT_MINUTES = 4.75
+MOST_WORKERS = 2000
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]]
+    """A Gymnasium id (CartPole-v1, freerun/Straggler-v0, …), or your own as module:callable."""
+    modes: str = ALL
+    """Modes, separated by commas; with settings of their own as freerun:segment_steps=25:envs_per_worker=2. Your own
+    mode as module:Class."""
+    workers: str | None = None
+    """Numbers of workers, separated by commas (if not given: one per core, and ten times as many)."""
+    seconds: float = 4.0
+    """How long a run is measured, once it is warm."""
+    repeats: int = 3
+    """How often everything is measured; the modes take turns."""
+    max_minutes: float | None = None
+    """When to stop, whatever is left (4.75 for each number of workers if not given). What takes longest gets fewer
+    repeats."""
+    steps_per_update: int | None = None
+    """What an update learns from, in every mode (if not given: about a quarter of --seconds, and an episode of every
+    worker)."""
+    num_epochs: int = 4
+    """Passes over the data of an update."""
+    env_args: EnvArgs = field(default_factory=dict)
+    """Arguments for the environment, as names and values."""
+    max_episode_steps: int | None = None
+    """Truncate episodes here."""
+    output: Path | None = None
+    """Folder for report.html, report.md and report.json (a new one under runs/ if not given)."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "repeats", "steps_per_update", "num_epochs", "max_episode_steps")
+        if not 0.1 <= self.seconds <= 3600:
+            raise UserError(f"--seconds must lie between 0.1 and 3600, not {self.seconds:g}")
+        if self.max_minutes is not None and self.max_minutes <= 0:
+            raise UserError(f"--max-minutes must be more than 0, not {self.max_minutes:g}")
+        self.labels()
+        self.numbers()
+
+    def numbers(self) -> list[int]:
+        """The numbers of workers to measure with, the lowest first."""
+        if self.workers is None:
+            return sorted({num_cores(), 10 * num_cores()})
+        found = set()
+        for word in self.workers.split(","):
+            if not word.strip().isdecimal() or not 1 <= int(word) <= MOST_WORKERS:
+                raise UserError(
+                    f"--workers are numbers from 1 to {MOST_WORKERS:,}, such as 1,10,100, not {self.workers!r}"
+                )
+            found.add(int(word))
+        return sorted(found)
+
+    def labels(self) -> list[str]:
+        """The modes as they are named in the report."""
+        labels = []
+        for word in (part.strip() for part in self.modes.split(",")):
+            labels += [*MODES, SEGMENTS] if word == ALL else [real_name(word)]
+        for label in labels:
+            read_mode(label)
+        return list(dict.fromkeys(labels))
+
+    def seconds_allowed(self) -> float:
+        minutes = DEFAULT_MINUTES * len(self.numbers()) if self.max_minutes is None else self.max_minutes
+        return 60 * minutes
+
+
+def read_mode(label: str) -> tuple[str, dict[str, Any]]:
+    """A mode and its settings: `freerun:segment_steps=25` is freerun in segments of 25 steps."""
+    mode, *words = label.split(":")
+    mode = real_name(mode)
+    if mode not in MODES and words and "=" not in words[0]:  # the user's own, as module:Class
+        mode = f"{mode}:{words.pop(0)}"
+    find_mode(mode)
+    settings = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        name = name.replace("-", "_")
+        if not sign:
+            raise UserError(f"--modes {label}: settings of a mode are written as {mode}:name=value, not {word!r}")
+        check_name(name, {"mode": mode})
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    make_config({"env": "", "mode": mode, **settings})
+    return mode, settings

@@ -1,0 +1,98 @@
+"""Measures how much of the machine this program uses, and how much other programs use at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from freerun.version import VERSION
+
+BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq", "steal")
+"""The parts of a core's time that are not idle. `steal` is time that other virtual machines used."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy the cores were with this program and with others, in percent of all cores."""
+
+    own: float
+    others: float
+
+
+class LoadMeter:
+    """Measures the load from its creation until it is read. Child processes count as this program."""
+
+    def __init__(self) -> None:
+        self._began, self._busy_before, self._own_before = time.perf_counter(), _busy_seconds(), own_seconds()
+
+    def read(self) -> Load:
+        core_seconds = (time.perf_counter() - self._began) * num_cores()
+        own, busy = own_seconds() - self._own_before, _busy_seconds() - self._busy_before
+        # The counters are read one after another, so a difference may come out slightly below zero.
+        return Load(100 * max(0.0, own) / core_seconds, 100 * max(0.0, busy - own) / core_seconds)
+
+
+def num_cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    return sum(getattr(times, name, 0.0) for name in BUSY_FIELDS)  # systems differ in which of them exist
+
+
+def own_seconds() -> float:
+    """Return the processor time that this process and its descendants have used."""
+    total = 0.0
+    for process in _own_processes():
+        with contextlib.suppress(psutil.Error):  # a process that has just ended
+            times = process.cpu_times()
+            # Waiting for I/O is not counted: the core is free for others then.
+            total += times.user + times.system
+    return total
+
+
+def own_megabytes() -> float:
+    """Return the memory of this process and its descendants. Linux counts shared memory once, others not at all."""
+    total = 0.0
+    for process in _own_processes():
+        with contextlib.suppress(psutil.Error):
+            memory = process.memory_full_info()
+            # The proportional set size divides a shared page among those who share it; only Linux reports it.
+            total += getattr(memory, "pss", memory.uss) / 1e6
+    return total
+
+
+def _own_processes() -> Iterator[psutil.Process]:
+    own = psutil.Process()
+    yield own
+    yield from own.children(recursive=True)
+
+
+def describe() -> dict[str, Any]:
+    """Return the facts about this machine that a report names."""
+    return {
+        "cores": num_cores(),
+        "processor": processor(),
+        "memory_gigabytes": round(psutil.virtual_memory().total / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "freerun": VERSION,
+    }
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()  # not Linux
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,253 @@
+"""Formulas and simulations from measured times to steps per second. They have a clock of their own and run nothing."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freerun.collecting.scheduling.dropping_queue import REFRESH_SHARE
+from freerun.collecting.scheduling.rounds import Rounds
+from freerun.core import Demand
+
+WARM_UP_UPDATES = 2
+UPDATES = 8
+FEWEST_EPISODES_DRAWN = 512
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a unit (an episode or a segment) takes a worker on an idle machine."""
+
+    seconds: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What the learner asks for, and how long it takes to learn from it."""
+
+    demand: Demand
+    """What one update asks for."""
+    seconds_per_step: float
+    """Time of updates and of receiving the data, per step that is learned from."""
+
+    def missing(self, fresh_steps: int, fresh_units: int) -> Demand:
+        if self.demand.episodes:
+            return Demand(episodes=max(0, self.demand.episodes - fresh_units))
+        steps = max(0, self.demand.steps - fresh_steps)
+        return Demand(steps=steps, whole_episodes=self.demand.whole_episodes, next_steps=self.demand.steps)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A predicted speed."""
+
+    steps_per_second: float
+    learner_busy: float
+    """The share of the time in which the learner updates."""
+
+
+# ---------------------------------------------------------------------------------------------- closed forms
+
+
+def expected_max(sample: Sequence[float] | NDArray[Any], count: int) -> float:
+    """E[max of `count` draws] from the sample: what a barrier waits for.
+
+    The k-th of m values in order is the largest of n draws with probability (k/m)^n − ((k−1)/m)^n.
+    """
+    ordered = np.sort(np.asarray(sample, float))
+    share = np.arange(len(ordered) + 1) / len(ordered)
+    return float(np.dot(ordered, np.diff(share**count)))
+
+
+def overlap_ceiling(collect_seconds: float, learn_seconds: float) -> float:
+    """The largest possible speed-up from collecting and learning at the same time instead of in turns."""
+    return (collect_seconds + learn_seconds) / max(collect_seconds, learn_seconds)
+
+
+def core_shares(num_workers: int, worker_demand: float, learner_demand: float, cores: float) -> tuple[float, float]:
+    """How fast workers and learner get on, as shares of full speed, where each wants that part of a core.
+
+    Nobody gets more than it wants, and what is short is short for the greedy: n·min(d, s) + min(l, s) = cores.
+    """
+    if num_workers * worker_demand + learner_demand <= cores:
+        return 1.0, 1.0
+    wanted = sorted([worker_demand] * num_workers + [learner_demand] * (learner_demand > 0))
+    left, level = cores, 0.0
+    for place, demand in enumerate(wanted):
+        level = left / (len(wanted) - place)
+        if demand > level:
+            break
+        left -= demand
+    worker = min(1.0, level / worker_demand) if worker_demand > 0 else 1.0
+    learner = min(1.0, level / learner_demand) if learner_demand > 0 else 1.0
+    return worker, learner
+
+
+# ---------------------------------------------------------------------------------------------- played
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """The part of a `core.Segment` that `Rounds` reads."""
+
+    num_steps: int
+    seconds: float = 0.0
+
+
+class _Play:
+    """Simulates workers and a learner that share cores. All workers are equally fast, so they need one clock."""
+
+    def __init__(self, num_workers: int, cpu_share: float, cores: float, rounds: Rounds, draw: Callable[[], Work]):
+        self.now = 0.0
+        self._worker_clock = 0.0
+        self._running: list[tuple[float, int, int]] = []  # when by the workers' clock, which unit, how many steps
+        self._num_workers = num_workers
+        self._cpu_share = cpu_share
+        self._cores = cores
+        self._rounds = rounds
+        self._draw = draw
+
+    def deal(self) -> None:
+        while len(self._running) < self._num_workers and (number := self._rounds.next()) is not None:
+            work = self._draw()
+            heapq.heappush(self._running, (self._worker_clock + work.seconds, number, work.steps))
+
+    def _speeds(self, learner_demand: float) -> tuple[float, float]:
+        return core_shares(len(self._running), self._cpu_share, learner_demand, self._cores)
+
+    def until_next(self) -> None:
+        """Advance until a unit is finished, while the learner waits."""
+        speed, _ = self._speeds(0.0)
+        end, number, steps = heapq.heappop(self._running)
+        self.now += (end - self._worker_clock) / speed
+        self._worker_clock = end
+        self._finish(number, steps)
+
+    def learn(self, seconds: float) -> None:
+        """Advance while the learner computes for that long on one core; workers go on with their units."""
+        while seconds > 0:
+            speed, learner_speed = self._speeds(1.0)
+            needed = seconds / learner_speed
+            to_next = (self._running[0][0] - self._worker_clock) / speed if self._running else math.inf
+            if needed <= to_next:
+                self.now += needed
+                self._worker_clock += needed * speed
+                return
+            self.now += to_next
+            seconds -= to_next * learner_speed
+            end, number, steps = heapq.heappop(self._running)
+            self._worker_clock = end
+            self._finish(number, steps)
+
+    def _finish(self, number: int, steps: int) -> None:
+        self._rounds.finish(number, _Unit(steps))  # type: ignore[arg-type]
+        self.deal()
+
+
+def play_rounds(
+    num_workers: int,
+    cpu_share: float,
+    cores: float,
+    draw: Callable[[], Work],
+    learning: Learning,
+    max_lag: int | None,
+    unit_steps: int | None = None,
+    time_limit: int | None = None,
+    deterministic: bool = False,
+) -> Rate:
+    """Modes whose workers play units by themselves. The real `Rounds` decide what may start and what an update gets."""
+    rounds = Rounds(max_lag, unit_steps, None, num_workers, time_limit, deterministic)
+    play = _Play(num_workers, cpu_share, cores, rounds, draw)
+    steps_at = []
+    busy = 0.0
+    total = 0
+    for version in range(WARM_UP_UPDATES + UPDATES):
+        fresh_steps = fresh_units = 0
+        while True:
+            demand = learning.missing(fresh_steps, fresh_units)
+            if demand:
+                rounds.open(demand)
+                play.deal()
+                while (units := rounds.take()) is None:
+                    play.until_next()
+            else:
+                units = rounds.take_arrived()
+            fresh_steps += sum(unit.num_steps for unit in units)
+            fresh_units += len(units)
+            if not learning.missing(fresh_steps, fresh_units):
+                break
+        began = play.now
+        play.learn(fresh_steps * learning.seconds_per_step)
+        if version >= WARM_UP_UPDATES:
+            busy += play.now - began
+        total += fresh_steps
+        rounds.version = version + 1
+        steps_at.append((play.now, total))
+    (start, before), (end, after) = steps_at[WARM_UP_UPDATES - 1], steps_at[-1]
+    return Rate((after - before) / (end - start), busy / (end - start))
+
+
+def play_in_step(
+    num_envs: int,
+    lengths: Callable[[], int],
+    seconds_by_active: Sequence[float],
+    reset_seconds: float,
+    learning: Learning,
+    time_limit: int | None = None,
+    deterministic: bool = False,
+) -> Rate:
+    """Environments stepped together, in turns with the learner. An episode of a round that has no successor in it
+    leaves its environment idle; `seconds_by_active[k]` is the time of a step when k are left."""
+    if not learning.demand.whole_episodes:
+        vector_steps = math.ceil(learning.demand.steps / num_envs)
+        mean_length = float(np.mean([lengths() for _ in range(FEWEST_EPISODES_DRAWN)]))
+        collect = vector_steps * (seconds_by_active[num_envs] + reset_seconds * min(1.0, num_envs / mean_length))
+        learn = vector_steps * num_envs * learning.seconds_per_step
+        return Rate(vector_steps * num_envs / (collect + learn), learn / (collect + learn))
+    rounds = Rounds(0, None, None, num_envs, time_limit, deterministic)
+    now, total, busy, start, before = 0.0, 0, 0.0, 0.0, 0
+    for version in range(WARM_UP_UPDATES + UPDATES):
+        if version == WARM_UP_UPDATES:
+            start, before, busy = now, total, 0.0
+        fresh_steps = fresh_units = 0
+        while demand := learning.missing(fresh_steps, fresh_units):
+            rounds.open(demand)
+            active: list[tuple[int, int, int]] = []  # at which step it ends, its number, its length
+            step = 0
+            while (units := rounds.take()) is None:
+                begun = len(active)
+                while len(active) < num_envs and (number := rounds.next()) is not None:
+                    length = lengths()
+                    heapq.heappush(active, (step + length, number, length))
+                now += reset_seconds if len(active) > begun else 0.0
+                end, number, length = heapq.heappop(active)
+                now += (end - step) * seconds_by_active[len(active) + 1]
+                step = end
+                rounds.finish(number, _Unit(length))  # type: ignore[arg-type]
+            fresh_steps += sum(unit.num_steps for unit in units)
+            fresh_units += len(units)
+        learn = fresh_steps * learning.seconds_per_step
+        now, total, busy = now + learn, total + fresh_steps, busy + learn
+        rounds.version = version + 1
+    return Rate((total - before) / (now - start), busy / (now - start))
+
+
+def never_waiting(
+    num_collectors: int, seconds: float, cpu_seconds: float, learn_seconds: float, cores: float, in_threads: bool
+) -> Rate:
+    """Collectors that never wait, all per step: as fast as they are, or the learner, or the cores.
+
+    A queue that is full holds them back to what refreshes it. Threads share one core.
+    """
+    together = 1.0 if in_threads else cores
+    if num_collectors / seconds > 1 / learn_seconds:
+        together -= REFRESH_SHARE
+    rate = min(num_collectors / seconds, 1 / learn_seconds, together / (cpu_seconds + learn_seconds))
+    return Rate(rate, rate * learn_seconds)

@@ -1,0 +1,114 @@
+"""Keeps measurements for `--mode auto`, in one file per environment, arguments, settings and machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from freerun.core import UserError, callable_name
+from freerun.persistence.files import read_json, write_atomically
+from freerun.settings.config import TrainConfig
+from freerun.settings.factories import env_recipe
+from freerun.settings.registry import flatten_config
+from freerun.telemetry.tracking import TrackingConfig
+from freerun.tools.probe.measure import Measurement, num_cores
+
+logger = logging.getLogger("freerun")
+
+FORMAT = 3
+"""Raised when the fields of a `Measurement` change, so that older files are not found."""
+PACKAGES = ("freerun", "gymnasium", "numpy", "torch", "mujoco", "box2d", "ray")
+IGNORED = (
+    *(field.name for field in dataclasses.fields(TrackingConfig)),
+    "run_dir", "seed", "total_steps", "total_episodes", "quiet", "display", "checkpoint_every", "keep_checkpoints",
+    "eval_every", "eval_episodes", "watch", "num_workers", "num_collectors", "max_lag", "mode", "on_nan",
+)  # fmt: skip
+"""Settings that do not change what is measured."""
+
+
+def folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "freerun" / "probes"
+
+
+def find(configs: Mapping[str, TrainConfig[Any, Any]]) -> Measurement | None:
+    """The measurement that was kept; None if there is none, or none that can be read."""
+    path = _path(configs)
+    if not path.is_file():
+        return None
+    try:
+        return Measurement.from_json(read_json(path)["measurement"])
+    except (UserError, KeyError, TypeError, AttributeError, ValueError) as error:
+        logger.warning("%s is no probe (%s): measured again", path, error)
+        return None
+
+
+def keep(configs: Mapping[str, TrainConfig[Any, Any]], measured: Measurement) -> None:
+    """Keep a measurement. A cache that cannot be written only costs a warning."""
+    path = _path(configs)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(path, json.dumps({"measurement": measured.to_json()}).encode())
+    except OSError as error:
+        logger.warning("the probe is not kept: %s", error)
+
+
+def _path(configs: Mapping[str, TrainConfig[Any, Any]]) -> Path:
+    """The file's name is a digest, because arguments of an environment may be private."""
+    text = json.dumps(_key(configs), sort_keys=True, default=str)
+    return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _key(configs: Mapping[str, TrainConfig[Any, Any]]) -> dict[str, Any]:
+    config = next(iter(configs.values()))
+    env, env_args, time_limit = env_recipe(config)
+    settings = {mode: flatten_config(config) for mode, config in sorted(configs.items())}
+    return {
+        "format": FORMAT,
+        "env": [callable_name(env), env_args, time_limit, _source(env)],
+        "settings": {
+            mode: {name: value for name, value in flat.items() if name not in IGNORED}
+            for mode, flat in settings.items()
+        },
+        "packages": {name: _version(name) for name in PACKAGES},
+        "machine": [platform.node(), platform.machine(), platform.python_version(), num_cores(), _gpu(config.device)],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpu(device: str) -> str | None:
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def _source(env: str | Callable[..., Any]) -> list[Any] | None:
+    """Time and size of the environment's source file, so that an environment that was changed is probed again."""
+    spec = gymnasium.registry.get(env) if isinstance(env, str) else None
+    target = spec.entry_point if spec is not None else env
+    module = callable_name(target).partition(":")[0] if target else ""
+    try:
+        found = importlib.util.find_spec(module)
+        status = Path(found.origin).stat() if found and found.origin else None
+    except (ImportError, ValueError, OSError, AttributeError):  # __main__ and the like
+        return None
+    return [status.st_mtime_ns, status.st_size] if status else None

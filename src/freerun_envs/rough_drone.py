@@ -1,0 +1,70 @@
+"""`freerun/RoughDrone-v0`: one drone of `drone_sim` as a Gymnasium environment, with pictures of its flight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from freerun.core import FloatArray
+from freerun_envs.drone_pictures import TopDown
+from freerun_envs.drone_sim import CEILING, STEP_SECONDS, RoughDroneSim
+from freerun_envs.terrain import Heights
+
+
+class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
+    """A quadrotor over rough terrain. The task is explore, hover or waypoint; `drone_sim` describes them."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / STEP_SECONDS)}  # noqa: RUF012
+
+    def __init__(
+        self,
+        task: str = "explore",
+        episode_seconds: float | None = None,
+        device: str = "cpu",
+        render_mode: str | None = None,
+        terrain_seed: int = 0,
+    ):
+        self.sim = RoughDroneSim(1, device, task, 0, episode_seconds, terrain_seed, autoreset=False)
+        limits = self.sim.spec.observation_space
+        self.observation_space = spaces.Box(limits.low, limits.high, dtype=np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+        self.render_mode = render_mode
+        self.path: list[list[float]] = []
+        """The positions in this episode, recorded if there is a render mode."""
+        self._picture = TopDown(CEILING)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        super().reset(seed=seed)
+        obs = self.sim.reset([int(self.np_random.integers(2**63)) if seed is None else seed])
+        self.path.clear()
+        self._record_position()
+        return obs[0].cpu().numpy(), {}
+
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        given = torch.as_tensor(np.asarray(action, np.float32), device=self.sim.device)[None]
+        obs, _, reward, terminated, truncated = self.sim.step(given)
+        self._record_position()
+        return obs[0].cpu().numpy(), float(reward), bool(terminated), bool(truncated), {}
+
+    def render(self) -> Any:
+        if self.render_mode != "rgb_array":
+            return None
+        heights, path = self.heights(), np.array(self.path)
+        if self.sim.task == "explore":
+            return self._picture.draw(heights, path, self.sim.seen_cells(0).cpu().numpy(), None)
+        return self._picture.draw(heights, path, None, self.sim.goal[0].double().cpu().numpy())
+
+    def heights(self) -> Heights:
+        """The height field of this episode, for pictures."""
+        heights: Heights = self.sim.terrain.heights[int(self.sim.field[0])].cpu().numpy()
+        return heights
+
+    def _record_position(self) -> None:
+        if self.render_mode is not None:
+            self.path.append(self.sim.body.position[0].tolist())
