@@ -90,6 +90,7 @@ def make_algorithm(
     config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs, peers: LearnerGroup | None = None
 ) -> Algorithm:
     import torch  # here and not above: `freerun list` and the workers do without it
+    from threadpoolctl import threadpool_limits
 
     device = config.device
     try:
@@ -97,6 +98,7 @@ def make_algorithm(
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from None
     torch.set_num_threads(config.learner_threads)
+    threadpool_limits(config.learner_threads, "blas")  # of numpy, which would otherwise take the workers' cores
     if device.startswith("cuda") and not config.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32: small networks need no more digits
     torch.use_deterministic_algorithms(config.deterministic)

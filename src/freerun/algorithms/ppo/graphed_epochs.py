@@ -33,7 +33,7 @@ class GraphedEpochs:
         self,
         losses: Callable[[TrainingBatch], PPOLosses],
         measure_change: Callable[[Tensor], Tensor],
-        take_step: Callable[[Tensor], None],
+        take_step: Callable[[PPOLosses], None],
         device: torch.device,
         acceleration: Acceleration,
     ):
@@ -75,7 +75,7 @@ class GraphedEpochs:
         batch, minibatches, cursor, sums = self._buffers
         rows = minibatches.index_select(0, cursor).squeeze(0)
         losses = self._fused_losses(rows, *batch)
-        self._take_step(losses.total)
+        self._take_step(losses)
         change = self._measure_change(losses.log_ratio)
         sums += torch.cat([torch.stack([losses.policy_loss, losses.value_loss]), change])
         cursor += 1

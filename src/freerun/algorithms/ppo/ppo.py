@@ -19,10 +19,11 @@ from freerun.algorithms.learners.shared_update import (
     mean_or_zero,
 )
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
-from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters, step_if_finite
+from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
 from freerun.algorithms.policies.running_moments import RunningMoments
 from freerun.algorithms.policies.torch_actor import TorchActor, build
 from freerun.algorithms.ppo.flat_batch import empty_segment, flatten_segments
+from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
 from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs
 from freerun.algorithms.ppo.objective import PPOLosses, policy_change, ppo_losses
 from freerun.algorithms.ppo.ppo_config import PPOConfig
@@ -58,6 +59,15 @@ def acceleration_of(config: PPOConfig, device: torch.device) -> Acceleration:
     return "graph" if config.acceleration == "auto" else config.acceleration
 
 
+def can_be_fast(config: PPOConfig, device: torch.device) -> bool:
+    """True if gradients can be written out in numpy: for MLPs, on a CPU."""
+    if config.learner == "fast" and config.network is not None:
+        raise UserError("--learner fast is for MLPs: leave it out where --network names one of your own")
+    if config.learner == "fast" and device.type != "cpu":
+        raise UserError("--learner fast computes on the CPU: give --device cpu, or leave --learner out")
+    return config.learner != "torch" and config.network is None and device.type == "cpu"
+
+
 class PPO:
     """Learns from whole segments. Values and advantages are computed here, with the newest weights.
 
@@ -90,6 +100,7 @@ class PPO:
         self.config = config
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
+        is_fast = can_be_fast(config, self._device)
         self.net, self.policy = self._make_networks(env, seed, deterministic)
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = flatten_parameters(self.net)
@@ -101,8 +112,15 @@ class PPO:
         learning_rate = torch.tensor(config.learning_rate, device=self._device) if is_captured else config.learning_rate
         self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=is_captured)
         self._num_bad_gradients = torch.zeros(1, device=self._device)
+        parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients)
+        autograd = AutogradSteps(*parts)
+        self._gradient_steps: GradientSteps = FastSteps(*parts) if is_fast else autograd
+
+        def descend(losses: PPOLosses) -> None:
+            autograd.descend_loss(self.config, losses)
+
         self._graphed_epochs = GraphedEpochs(
-            self._losses, self._policy_change, self._gradient_step, self._device, self._acceleration
+            self._losses, self._policy_change, descend, self._device, self._acceleration
         )
         self._graphed_preparation = GraphedFunction(self._prepare_grid, self._device, self._acceleration)
         self._obs_moments = RunningMoments((self.net.spec.obs_size,))
@@ -199,25 +217,25 @@ class PPO:
 
         The means are of policy loss, value loss, approximate KL divergence and clipped fraction.
         """
-        log_ratios, step_losses = [], []
-        target_kl = self.config.target_kl
-        num_rows = 0
+        log_ratios = []
+        num_rows = num_steps = 0
+        target_kl, steps = self.config.target_kl, self._gradient_steps
+        steps.begin(self.config, batch)
         for rows_of_all in self._minibatches(joined.total):
             rows = joined.local(rows_of_all)
             share = len(rows) / len(rows_of_all)
             num_rows += len(rows_of_all)
-            losses = self._losses(batch.select(rows), None if share == 1 else advantage_of_all[rows_of_all])
-            log_ratios.append(losses.log_ratio)
-            if target_kl is not None and self._policy_change(losses.log_ratio, share)[0] > MAX_KL_FACTOR * target_kl:
+            log_ratio = steps.compute(rows, None if share == 1 else advantage_of_all[rows_of_all])
+            log_ratios.append(log_ratio)
+            if target_kl is not None and self._policy_change(log_ratio, share)[0] > MAX_KL_FACTOR * target_kl:
                 break
-            self._gradient_step(losses.total, share)
-            step_losses.append(share * torch.stack([losses.policy_loss, losses.value_loss]))
-        nan = torch.full((2,), float("nan"), device=self._device)
-        mean_losses = torch.stack(step_losses).mean(dim=0) if step_losses else nan
+            steps.descend(share)
+            num_steps += 1
+        mean_losses = steps.mean_losses()
         self._learner_group.sum(mean_losses)
         log_ratio = torch.cat(log_ratios)
         change = self._policy_change(log_ratio, len(log_ratio) / num_rows)
-        return torch.cat([mean_losses, change]), len(step_losses)
+        return torch.cat([mean_losses, change]), num_steps
 
     def _can_capture(self, num_rows: int) -> bool:
         """A CUDA graph has one shape and cannot stop early."""
@@ -233,19 +251,8 @@ class PPO:
             order = torch.randperm(num_rows, generator=self._shuffle, device=self._device)
             yield from order.chunk(self._num_minibatches(num_rows))
 
-    def _losses(self, minibatch: TrainingBatch, advantage_of_all: Tensor | None = None) -> PPOLosses:
-        return ppo_losses(self.net, self.config, minibatch, advantage_of_all)
-
-    def _gradient_step(self, loss: Tensor, share: float = 1.0) -> None:
-        """Descend a loss; `share` is the share of the minibatch's rows that this learner has."""
-        gradient = self._weights.grad
-        assert gradient is not None
-        gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        average_over_learners_(self._learner_group, gradient, share)
-        # Clip by norm: g <- g * min(1, max_grad_norm / (|g| + 1e-6))
-        gradient *= (self.config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
-        step_if_finite(self._optimizer, gradient, self._num_bad_gradients)
+    def _losses(self, minibatch: TrainingBatch) -> PPOLosses:
+        return ppo_losses(self.net, self.config, minibatch)
 
     def _policy_change(self, log_ratio: Tensor, share: float = 1.0) -> Tensor:
         change = policy_change(log_ratio, self.config.clip_range)

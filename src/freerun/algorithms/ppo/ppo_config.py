@@ -60,6 +60,9 @@ class PPOConfig:
     initial_log_std: float = 0.0
     """For actions in a Box: the logarithm of their deviation before anything is learned. At 0 most actions of an
     environment with a range of ±1 are cut off at its ends, and -1 often learns more."""
+    learner: Literal["auto", "fast", "torch"] = "auto"
+    """On a CPU: who computes gradients. fast has them written out in numpy, for MLPs; torch uses autograd, for any
+    network (auto: fast wherever it can be used)."""
     acceleration: Acceleration = "auto"
     """On a GPU: record gradient steps as CUDA graphs (auto, graph), fuse their kernels too (compile: half a minute
     before the first), or do neither (none). Updates of uneven size and --target-kl go without."""

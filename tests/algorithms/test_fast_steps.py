@@ -1,0 +1,116 @@
+"""The fast learner beside autograd: the same weights after 100 gradient steps, whatever the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.core import Array, EnvSpec, Segment, UserError
+
+OBS = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+ACTIONS = {
+    "discrete": spaces.Discrete(4),
+    "many-choices": spaces.Discrete(145),
+    "multi-discrete": spaces.MultiDiscrete([3, 2, 4]),
+    "box": spaces.Box(-1, 1, (3,), np.float32),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "relu": {"activation": "relu"},
+    "one-hidden-layer": {"hidden_sizes": (17,)},
+    "entropy": {"entropy_coef": 0.05},
+    "kl-stop": {"target_kl": 0.01},
+    "vtrace": {"lag_correction": "vtrace"},
+    "raw-advantage": {"normalize_advantage": False},
+    "normalized": {"normalize_obs": True, "normalize_reward": True},
+    "annealed": {"anneal_learning_rate": True},
+    "small-steps": {"max_grad_norm": 0.01},
+}
+
+
+def segment(ppo: PPO, rng: np.random.Generator, version: int, num_steps: int = 203) -> Segment:
+    """Made-up steps with the policy's own actions: the same ones for both learners."""
+    obs = rng.standard_normal((num_steps, 1, *OBS.shape), np.float32)
+    noise = ppo.policy.draw(rng, num_steps)
+    decision = ppo.policy.act(obs[:, 0], noise)
+    log_prob = ppo.policy.log_prob(decision.head, decision.action)
+    ended = np.zeros((num_steps, 1), np.bool_)
+    ended[-1] = True
+    numbers: Callable[[int], Array] = lambda number: np.full((num_steps, 1), number, np.int64)
+    reward = rng.standard_normal((num_steps, 1), np.float32) + obs[:, :, 0]
+    action = decision.action[:, None]
+    next_obs = np.roll(obs, -1, axis=0)
+    return Segment(
+        obs, action, log_prob[:, None], reward, ended, ~ended & False, next_obs, numbers(version), numbers(version), 0.1
+    )
+
+
+def train(env: EnvSpec, lag: int, num_updates: int, **settings: Any) -> tuple[PPO, list[dict[str, float]]]:
+    ppo = PPO(env, PPOConfig(minibatch_size=20, num_epochs=5, **settings), 0, "cpu", False)
+    rng = np.random.default_rng(1)
+    metrics = []
+    for version in range(lag, lag + num_updates):
+        ppo.observe([segment(ppo, rng, version - lag)])
+        metrics.append(dict(ppo.update(version, (version - lag) / num_updates)))
+    return ppo, metrics
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize("actions", ACTIONS.values(), ids=ACTIONS.keys())
+def test_fast_and_autograd_end_at_the_same_weights(
+    actions: spaces.Space[Any], settings: dict[str, Any], lag: int
+) -> None:
+    env = EnvSpec(OBS, actions)
+    (fast, fast_metrics), (torch_one, torch_metrics) = (
+        train(env, lag, 2, learner=learner, **settings) for learner in ("fast", "torch")
+    )
+    before = PPO(env, fast.config, 0, "cpu", False)
+    weights, reference = fast.policy.weights, torch_one.policy.weights
+    assert np.abs(reference - before.policy.weights).max() > 1e-3  # it has moved, and far more than the two differ
+    np.testing.assert_allclose(weights, reference, atol=2e-5)
+    for one, other in zip(fast_metrics, torch_metrics, strict=True):
+        assert one["num_gradient_steps"] == other["num_gradient_steps"]
+        assert one == pytest.approx(other, rel=1e-2, abs=1e-4)
+
+
+def test_a_run_may_go_on_with_the_other_learner() -> None:
+    env = EnvSpec(OBS, ACTIONS["box"])
+    fast, _ = train(env, 0, 1, learner="fast")
+    states = []
+    for learner in ("fast", "torch"):
+        ppo = PPO(env, PPOConfig(minibatch_size=20, num_epochs=5, learner=learner), 0, "cpu", False)
+        ppo.load_state_dict(fast.state_dict())
+        ppo.observe([segment(ppo, np.random.default_rng(2), 1)])
+        ppo.update(1, 0.5)
+        states.append(ppo.state_dict())
+    assert states[0]["optimizer"]["state"][0]["step"] == states[1]["optimizer"]["state"][0]["step"] == 100
+    for name, value in states[0]["net"].items():
+        torch.testing.assert_close(value, states[1]["net"][name], atol=2e-5, rtol=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
+    env = EnvSpec(OBS, ACTIONS["discrete"])
+    ppo = PPO(
+        env, PPOConfig(minibatch_size=1000, num_epochs=1, learner="fast", normalize_advantage=False), 0, "cpu", False
+    )
+    before = ppo.policy.weights.copy()
+    bad = segment(ppo, np.random.default_rng(0), 0)
+    bad.reward[3] = np.inf
+    ppo.observe([bad])
+    metrics = ppo.update(0, 0.0)
+    assert metrics["bad_gradients"] == 1
+    np.testing.assert_array_equal(ppo.policy.weights, before)
+
+
+def test_fast_is_refused_where_it_cannot_be() -> None:
+    env = EnvSpec(OBS, ACTIONS["discrete"])
+    with pytest.raises(UserError, match="--learner fast is for MLPs"):
+        PPO(env, PPOConfig(learner="fast", network="some:network"), 0, "cpu", False)
