@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from gymnasium import spaces
 
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.core import Array, EnvSpec, Segment, UserError
+from freerun.core import EnvSpec, Segment, UserError
 
 OBS = spaces.Box(-np.inf, np.inf, (5,), np.float32)
 ACTIONS = {
@@ -43,13 +42,11 @@ def segment(ppo: PPO, rng: np.random.Generator, version: int, num_steps: int = 2
     log_prob = ppo.policy.log_prob(decision.head, decision.action)
     ended = np.zeros((num_steps, 1), np.bool_)
     ended[-1] = True
-    numbers: Callable[[int], Array] = lambda number: np.full((num_steps, 1), number, np.int64)
+    numbers = np.full((num_steps, 1), version, np.int64)
     reward = rng.standard_normal((num_steps, 1), np.float32) + obs[:, :, 0]
     action = decision.action[:, None]
     next_obs = np.roll(obs, -1, axis=0)
-    return Segment(
-        obs, action, log_prob[:, None], reward, ended, ~ended & False, next_obs, numbers(version), numbers(version), 0.1
-    )
+    return Segment(obs, action, log_prob[:, None], reward, ended, np.zeros_like(ended), next_obs, numbers, numbers, 0.1)
 
 
 def train(env: EnvSpec, lag: int, num_updates: int, **settings: Any) -> tuple[PPO, list[dict[str, float]]]:
