@@ -32,7 +32,7 @@ from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.training_batch import TrainingBatch
 from freerun.core import EnvSpec, Segment, SingleLearner
 
-OBS_SIZE, NUM_CHOICES, NUM_EPOCHS = 52, 145, 2
+OBS_SIZE, NUM_CHOICES, NUM_EPOCHS = 52, 145, 10
 SPEC = EnvSpec(spaces.Box(0, 1, (OBS_SIZE,), np.float32), spaces.Discrete(NUM_CHOICES))
 Update = Callable[[], int]
 """Makes one update and returns the number of its gradient steps."""
@@ -155,7 +155,7 @@ def single_file_update(rows: Rows, minibatch_size: int, options: Options) -> Upd
 
 
 def contenders(minibatch_size: int, options: Options) -> dict[str, Update]:
-    rows = Rows(minibatch_size * max(2, 4096 // minibatch_size))
+    rows = Rows(minibatch_size * max(4, 2048 // minibatch_size))
     made = {
         "freerun fast": freerun_update(rows, minibatch_size, options, "fast"),
         "freerun torch": freerun_update(rows, minibatch_size, options, "torch"),

@@ -6,12 +6,22 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI, LOG_STD_LIMITS
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, Activation, ActorSpec
 from freerun.core import Policy
+
+
+class Tanh(nn.Tanh):
+    """The same as torch's. Where no gradient is wanted on a CPU, numpy computes it, in a fraction of torch's time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or x.device.type != "cpu":
+            return super().forward(x)
+        return torch.from_numpy(np.tanh(x.numpy()))
 
 
 def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.Sequential:
@@ -27,7 +37,7 @@ def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.
         nn.init.zeros_(linear.bias)
         layers.append(linear)
         if not is_last:
-            layers.append(nn.Tanh() if activation == "tanh" else nn.ReLU())
+            layers.append(Tanh() if activation == "tanh" else nn.ReLU())
     return nn.Sequential(*layers)
 
 
