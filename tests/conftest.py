@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from freerun.transport import processes, slots
 # Tests measure nothing: on a busy machine an example may take as long as it likes.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+# Runs that tests start inherit what is ignored, and a shell's background job ignores both: `make test &` should work too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Before the first worker of the session starts, as `experiment.run` would.
 torch.set_num_threads(1)  # as in a run: threads that wait for each other are slow where cores are shared
 slots.POISON = True

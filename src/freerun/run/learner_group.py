@@ -65,7 +65,7 @@ def joined(config: TrainConfig[Any, Any], run: Callable[..., Any]) -> Iterator[L
             port, count = server.getsockname()[1], config.num_learners
             mine, *others = (LearnerPlace(index, count, host, port, index, count) for index in range(count))
             start = _RayFollowers if _uses_ray(config) else _LocalFollowers
-            watch = stack.enter_context(_FollowerWatch(start(cloudpickle.dumps((run, config)), others)))
+            watch = stack.enter_context(FollowerWatch(start(cloudpickle.dumps((run, config)), others)))
         peers = TorchLearnerGroup(mine, config.device, server, watch.check if watch else None)
         stack.callback(peers.close)
         _check_same(flatten_config(config), peers)
@@ -144,7 +144,7 @@ class _Followers(Protocol):
     def close(self, at_once: bool) -> None: ...
 
 
-class _FollowerWatch:
+class FollowerWatch:
     """Interrupts this thread when a follower fails: `check` then raises the failure."""
 
     def __init__(self, followers: _Followers):
@@ -181,14 +181,14 @@ class _FollowerWatch:
         self._interrupted = True
         self.check()
 
-    def __enter__(self) -> _FollowerWatch:
+    def __enter__(self) -> FollowerWatch:
         self._watcher.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
+        self._watcher.join()  # first: the watcher's thread and this one must not use the followers at the same time
         self._followers.close(at_once=kind is not None or self._interrupted)
-        self._watcher.join()
         if kind is None or issubclass(kind, KeyboardInterrupt):
             self.check()
 
