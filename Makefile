@@ -21,7 +21,7 @@ train-mbpo: $(INSTALLED)
 	$(BIN)/freerun eval $(RUN) --episodes 10
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 # The web page in a real Chromium, which must be installed: apt-get install chromium.
 test-browser: $(INSTALLED)
