@@ -11,17 +11,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from freerun.adapters.tensor_envs import find_builder, is_only_tensors
 from freerun.core import EnvFailure, ModeTraits, UserError
+from freerun.persistence import trust
 from freerun.settings.registry import find_mode
 from freerun.tools.bench import load_meter
 from freerun.tools.bench.bench_job import BARE, Job, packed
-from freerun.tools.bench.bench_options import BenchOptions, read_mode
+from freerun.tools.bench.bench_options import BenchOptions, code_in_bench, read_mode
 from freerun.tools.bench.results import SEQUENTIAL, Case, Results
 
 MOST_BARE_SECONDS = 3.0
@@ -81,7 +82,7 @@ class Bench:
         finally:
             self.results.seconds = before + time.monotonic() - began
             if self.results.any_runs:
-                self.results.write(self._folder)
+                self._write()
 
     def _run_rounds(self, spent: Callable[[], float]) -> None:
         cut = False
@@ -95,8 +96,13 @@ class Bench:
                     continue
                 self._measure(case, repeat)
                 self.results.seconds = spent()
-                self.results.write(self._folder)
+                self._write()
         self.results.outcome = "out of time" if cut or self._seconds_left() < 0 else "finished"
+
+    def _write(self) -> None:
+        self.results.write(self._folder)
+        # Whoever resumes this bench on this machine need not trust its code again.
+        trust.sign(self._folder, code_in_bench(asdict(self.options)))
 
     def _seconds_left(self) -> float:
         return self._deadline - time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import tyro
 from freerun.core import UserError, require_positive
 from freerun.settings.config import TrainConfig
 from freerun.settings.flag_parsing import EnvArgs
+from freerun.settings.named_code import code_in
 from freerun.settings.registry import MODES, check_name, find_mode, make_config, real_name
 from freerun.tools.bench.load_meter import num_cores
 
@@ -86,12 +88,29 @@ class BenchOptions:
         return 60 * minutes
 
 
-def read_mode(label: str) -> tuple[str, dict[str, Any]]:
-    """A mode and its settings: `freerun:segment_steps=25` is freerun in segments of 25 steps."""
-    mode, *words = label.split(":")
+def _split_label(label: str) -> tuple[str, list[str]]:
+    """Split a label into the mode and the words of its settings, without importing the mode."""
+    mode, *words = label.strip().split(":")
     mode = real_name(mode)
     if mode not in MODES and words and "=" not in words[0]:  # the user's own, as module:Class
         mode = f"{mode}:{words.pop(0)}"
+    return mode, words
+
+
+def code_in_bench(options: Mapping[str, Any]) -> list[str]:
+    """Return all code that the settings of a bench name. Nothing of it is imported to find out."""
+    found = set(code_in(options))
+    for label in str(options.get("modes", ALL)).split(","):
+        mode, words = _split_label(label)
+        # As text: a setting such as ray_address may name a machine, and need not be parsed for that.
+        settings = {name.replace("-", "_"): value for name, _, value in (word.partition("=") for word in words)}
+        found.update(code_in({**settings, "mode": mode}))
+    return sorted(found)
+
+
+def read_mode(label: str) -> tuple[str, dict[str, Any]]:
+    """Return a mode and its settings: `freerun:segment_steps=25` is freerun in segments of 25 steps."""
+    mode, words = _split_label(label)
     find_mode(mode)
     settings = {}
     for word in words:

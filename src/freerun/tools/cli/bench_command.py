@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 
 from freerun.settings.flag_parsing import parse, parse_known
-from freerun.tools.cli import INTERRUPTED
+from freerun.tools.cli import INTERRUPTED, Trusted
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class _FirstOfBench:
     """What must be known before the other flags can be parsed: an earlier bench has its own settings."""
 
     resume: Path | None = None
+    trust: Trusted = ()
 
 
 def bench(words: list[str]) -> int:
@@ -31,13 +32,15 @@ def bench(words: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     first, rest = parse_known(_FirstOfBench, words)
-    default, earlier = (None, None) if first.resume is None else resumed_options(first.resume)
+    # Whoever types a name trusts it.
+    named = [*first.trust, *rest]
+    default, earlier = (None, None) if first.resume is None else resumed_options(first.resume, named)
     options: BenchOptions = parse(
         BenchOptions,
         rest,
         prog="freerun bench",
         description=f"{bench.__doc__} --resume FOLDER continues a bench that was stopped; with more --repeats, "
-        "--modes or --workers it measures more.",
+        "--modes or --workers it measures more. --trust NAME allows code that a folder from elsewhere names.",
         # tyro would make a flag for each name in a dictionary that is not empty.
         default=tyro.MISSING_NONPROP if default is None else dataclasses.replace(default, env_args={}),
     )
