@@ -16,15 +16,14 @@ from freerun.settings.factories import episodes_per_update
 from freerun.settings.registry import MODES, find_mode, mode_name, reference_mode
 from freerun.tools.probe import probe_cache
 from freerun.tools.probe.forecast import WAITS_BELOW, Forecast, forecast
-from freerun.tools.probe.measure import Environment, Measurement, measure
+from freerun.tools.probe.measure import Config, measure
+from freerun.tools.probe.measurement import Environment, Measurement
 
 AUTO = "auto"
 ABOUT_AS_FAST = 0.03
 """Two modes count as equally fast if their predictions differ by less than this share."""
 ENOUGH_WORKERS = 0.02
 """More workers are not worth it if they add less than this share."""
-
-Config = TrainConfig[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def look(
     for mode in modes:
         try:
             config = config_in(mode)
-            _check(mode, config)
+            check_mode(mode, config)
         except UserError as error:
             refused[mode] = str(error)
         else:
@@ -115,8 +114,8 @@ def look(
     return Probe(measured, forecast(measured, whole, counts), refused, is_cached), configs
 
 
-def _check(mode: str, config: Config) -> None:
-    """Refuse in one sentence what the mode would refuse when it starts."""
+def check_mode(mode: str, config: Config) -> None:
+    """Raise UserError if the mode would refuse these settings when it starts, or if a probe cannot predict it."""
     traits = find_mode(mode).traits
     if traits.probe is None:
         raise UserError(f"a probe cannot predict --mode {mode}, which declares no model: give --num-workers a number")

@@ -6,15 +6,14 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from freerun.collecting.modes.continuous import THREADS_PAY_OFF
 from freerun.core import Demand, Predictor, ProbeModel
-from freerun.settings.config import TrainConfig
 from freerun.settings.registry import find_mode
-from freerun.tools.probe.measure import Environment, Measurement, Overhead
+from freerun.tools.probe.measure import Config, Configs
+from freerun.tools.probe.measurement import Environment, Measurement, Overhead
 from freerun.tools.probe.predict import (
     FEWEST_EPISODES_DRAWN,
     Learning,
@@ -47,10 +46,6 @@ class Forecast:
     note: str = ""
 
 
-Configs = Mapping[str, TrainConfig[Any, Any]]
-"""By mode, with everything filled in."""
-
-
 def forecast(measured: Measurement, configs: Configs, counts: Sequence[int] = ()) -> list[Forecast]:
     """Predict every mode for these numbers of workers, or for a few that suit the machine."""
     return [
@@ -70,7 +65,7 @@ def worker_counts(measured: Measurement) -> list[int]:
     return sorted(count for count in counts if count <= room)
 
 
-def _counts(measured: Measurement, mode: str, config: TrainConfig[Any, Any], counts: Sequence[int]) -> list[int]:
+def _counts(measured: Measurement, mode: str, config: Config, counts: Sequence[int]) -> list[int]:
     if find_mode(mode).traits.workers_flag is None:
         return [1]
     if _model(mode).predictor is Predictor.DROPPING_QUEUE:
@@ -80,7 +75,7 @@ def _counts(measured: Measurement, mode: str, config: TrainConfig[Any, Any], cou
     return list(counts) or worker_counts(measured)
 
 
-def _forecast(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Forecast:
+def _forecast(measured: Measurement, mode: str, config: Config, num_workers: int) -> Forecast:
     env, traits = measured.environment, find_mode(mode).traits
     in_segments = not traits.whole_episodes or config.collector.segment_steps is not None
     # A mode that takes turns can also hand over part of an episode, if the algorithm lets it.
@@ -138,13 +133,13 @@ def line(known: Mapping[str, float], size: int) -> float:
 # ---------------------------------------------------------------------------------------------- a model for each mode
 
 
-def _sequential(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _sequential(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     learn = _learning(measured, mode).seconds_per_step
     collect, _ = vector_seconds(measured.environment, 1)
     return Rate(1 / (collect + learn), learn / (collect + learn))
 
 
-def _sync(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _sync(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     env = measured.environment
     around = line(measured.sync_seconds, num_workers)
     cpu = env.cpu_share * float(np.mean(env.step_seconds))
@@ -157,7 +152,7 @@ def _sync(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_w
     return play_in_step(num_workers, _lengths(measured), [0.0, *barrier], reset, _learning(measured, mode), *limits)
 
 
-def _episodes(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _episodes(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     """Workers that play whole episodes, or segments, by themselves."""
     env = measured.environment
     segment_steps, num_envs = config.collector.segment_steps, config.collector.envs_per_worker
@@ -176,7 +171,7 @@ def _episodes(measured: Measurement, mode: str, config: TrainConfig[Any, Any], n
     return play_rounds(*crowd, draw, learning, config.max_lag, None, env.time_limit, config.deterministic)
 
 
-def _batch(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _batch(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     collector = config.collector
     wall, cpu = vector_seconds(measured.environment, collector.num_envs)
     unit = Work(collector.unit_steps * wall, collector.unit_steps)
@@ -187,7 +182,7 @@ def _batch(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_
     )
 
 
-def _continuous(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _continuous(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     collector = dataclasses.replace(config.collector, num_collectors=num_workers)
     wall, cpu = vector_seconds(measured.environment, collector.envs_per_collector)
     in_threads = collector.collector_kind == "thread"
@@ -197,7 +192,7 @@ def _continuous(measured: Measurement, mode: str, config: TrainConfig[Any, Any],
     return never_waiting(num_workers, wall, cpu, learn, measured.parallel_cores, in_threads)
 
 
-_PREDICTORS: dict[Predictor, Callable[[Measurement, str, TrainConfig[Any, Any], int], Rate]] = {
+_PREDICTORS: dict[Predictor, Callable[[Measurement, str, Config, int], Rate]] = {
     Predictor.ALTERNATING: _sequential,
     Predictor.LOCKSTEP: _sync,
     Predictor.SCHEDULED_UNITS: _episodes,

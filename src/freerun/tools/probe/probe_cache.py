@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ import gymnasium
 
 from freerun.core import UserError, callable_name
 from freerun.persistence.files import read_json, write_atomically
-from freerun.settings.config import TrainConfig
 from freerun.settings.factories import env_recipe
 from freerun.settings.registry import flatten_config
 from freerun.telemetry.tracking import TrackingConfig
-from freerun.tools.probe.measure import Measurement, num_cores
+from freerun.tools.probe.measure import Configs, num_cores
+from freerun.tools.probe.measurement import Measurement
 
 logger = logging.getLogger("freerun")
 
@@ -42,9 +42,9 @@ def folder() -> Path:
     return Path(base) / "freerun" / "probes"
 
 
-def find(configs: Mapping[str, TrainConfig[Any, Any]]) -> Measurement | None:
+def find(configs: Configs) -> Measurement | None:
     """The measurement that was kept; None if there is none, or none that can be read."""
-    path = _path(configs)
+    path = path_of(configs)
     if not path.is_file():
         return None
     try:
@@ -54,9 +54,9 @@ def find(configs: Mapping[str, TrainConfig[Any, Any]]) -> Measurement | None:
         return None
 
 
-def keep(configs: Mapping[str, TrainConfig[Any, Any]], measured: Measurement) -> None:
+def keep(configs: Configs, measured: Measurement) -> None:
     """Keep a measurement. A cache that cannot be written only costs a warning."""
-    path = _path(configs)
+    path = path_of(configs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, json.dumps({"measurement": measured.to_json()}).encode())
@@ -64,13 +64,16 @@ def keep(configs: Mapping[str, TrainConfig[Any, Any]], measured: Measurement) ->
         logger.warning("the probe is not kept: %s", error)
 
 
-def _path(configs: Mapping[str, TrainConfig[Any, Any]]) -> Path:
-    """The file's name is a digest, because arguments of an environment may be private."""
+def path_of(configs: Configs) -> Path:
+    """Return where the measurement for these settings is kept.
+
+    The name of the file is a digest, because arguments of an environment may be private.
+    """
     text = json.dumps(_key(configs), sort_keys=True, default=str)
     return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def _key(configs: Mapping[str, TrainConfig[Any, Any]]) -> dict[str, Any]:
+def _key(configs: Configs) -> dict[str, Any]:
     config = next(iter(configs.values()))
     env, env_args, time_limit = env_recipe(config)
     settings = {mode: flatten_config(config) for mode, config in sorted(configs.items())}

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from rich import box
@@ -15,11 +14,11 @@ from rich.table import Table
 
 from freerun.collecting.modes.continuous import THREADS_PAY_OFF
 from freerun.core import Demand, callable_name
-from freerun.settings.config import TrainConfig
 from freerun.settings.registry import MODES, find_mode
 from freerun.tools.probe.auto_mode import Probe, sentence, why
 from freerun.tools.probe.forecast import WAITS_BELOW, Forecast, vector_seconds
-from freerun.tools.probe.measure import Environment
+from freerun.tools.probe.measure import Config
+from freerun.tools.probe.measurement import Environment
 from freerun.tools.probe.predict import expected_max, overlap_ceiling
 
 HEAVY_TAIL = 3.0
@@ -113,7 +112,7 @@ def _about_overlap(probe: Probe) -> str:
     )
 
 
-def to_json(probe: Probe, config: TrainConfig[Any, Any], words: Sequence[str]) -> str:
+def to_json(probe: Probe, config: Config, words: Sequence[str]) -> str:
     measured, env = probe.measured, probe.measured.environment
     best = probe.best
     return json.dumps(
@@ -153,7 +152,7 @@ def to_json(probe: Probe, config: TrainConfig[Any, Any], words: Sequence[str]) -
     )
 
 
-def print_report(probe: Probe, config: TrainConfig[Any, Any], console: Console, words: Sequence[str]) -> None:
+def print_report(probe: Probe, config: Config, console: Console, words: Sequence[str]) -> None:
     measured, env = probe.measured, probe.measured.environment
     console.print(f"[bold]{callable_name(config.env)}[/bold], {config.algo} on {config.device}", highlight=False)
     console.print(_times(env))
