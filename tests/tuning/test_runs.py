@@ -254,4 +254,6 @@ def test_auto_leaves_modes_out_that_cannot_be_adapted(mode: str, bounds: dict[st
     config = registry.make_config({"env": "CartPole-v1", "mode": mode, "adapt": True, **bounds})
     with pytest.raises(UserError, match=sentence):
         auto_mode.check_mode(mode, config)
-    auto_mode.check_mode("pipes", registry.make_config({"env": "CartPole-v1", "mode": "pipes", "adapt": True, **bounds}))
+    auto_mode.check_mode(
+        "pipes", registry.make_config({"env": "CartPole-v1", "mode": "pipes", "adapt": True, **bounds})
+    )

@@ -113,8 +113,8 @@ def test_cartpole_beside_busy_loops_does_not_sleep() -> None:
         for process in loops:
             process.kill()
             process.wait()
-    assert played["cpu_share"] > 0.9
-    assert played["stolen_share"] > 0.2
+    assert played.cpu_share > 0.9
+    assert played.stolen_share > 0.2
 
 
 def test_a_busy_machine_is_said_and_what_it_measured_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

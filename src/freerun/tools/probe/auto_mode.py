@@ -47,10 +47,12 @@ class Probe:
 
 
 def is_open(options: Mapping[str, Any]) -> bool:
+    """Return whether freerun is to choose the mode or the number of workers."""
     return AUTO in (options.get("mode"), options.get("num_workers"))
 
 
 def refuse(options: Mapping[str, Any], why: str) -> None:
+    """Raise UserError where `auto` is asked for and cannot be used."""
     if is_open(options):
         raise UserError(f"auto cannot be used here: {why}")
 
@@ -98,15 +100,18 @@ def look(
         else:
             configs[mode] = config
     if not configs:
+        # One reason for all modes, such as a wrong environment, need not be told for each of them.
         if len(set(refused.values())) == 1:
             raise UserError(next(iter(refused.values())))
         reasons = "; ".join(f"{mode}: {reason}" for mode, reason in refused.items())
         raise UserError(f"no mode can be used with these settings: {reasons}")
+    # Defaults are filled in for the measurement only: what is left open here may depend on the choice.
     whole = {mode: complete(config) for mode, config in configs.items()}
     measured = None if fresh else probe_cache.find(whole)
     is_cached = measured is not None
     if measured is None:
         measured = measure(whole, say)
+        # A figure from a busy machine must not decide later runs.
         if not measured.environment.is_unsure:
             probe_cache.keep(whole, measured)
     given = next(iter(configs.values())).num_workers
@@ -147,6 +152,7 @@ def check_mode(mode: str, config: Config) -> None:
 
 
 def with_workers(config: Config, num_workers: int) -> Config:
+    """Return the config with this number of workers, in whichever setting the mode has for it."""
     flag = find_mode(config.mode).traits.workers_flag
     if flag in (None, "--num-workers"):
         return dataclasses.replace(config, num_workers=num_workers)
@@ -164,6 +170,7 @@ def _speed(found: Forecast) -> float:
 def pick(forecasts: Sequence[Forecast]) -> Forecast:
     """The fastest; among those about as fast, the preferred mode, and then the fewest workers."""
     able = [found for found in forecasts if found.steps_per_second]
+    # Modes that drop steps, for example, are chosen only where nothing else is left.
     able = [found for found in able if find_mode(found.mode).traits.why_not_auto is None] or able
     if not able:
         raise UserError(
@@ -191,6 +198,7 @@ def sentence(probe: Probe) -> str:
 
 
 def why(best: Forecast, env: Environment) -> str:
+    """Say what limits the speed."""
     if env.is_unsure:
         return "a guess, for the machine is too busy to tell; probe again when it is quiet"
     if (best.learner_busy or 0.0) > 0.9:

@@ -97,6 +97,19 @@ def _serve(connection: Connection, recipe: bytes, stacks: StackFile) -> None:
         )
 
 
+class Played(NamedTuple):
+    """What was seen of an environment while it was played with."""
+
+    step_seconds: list[float]
+    reset_seconds: list[float]
+    episode_lengths: list[int]
+    cpu_share: float
+    stolen_share: float
+    loop_seconds: float
+    """Seconds per step that a worker spends outside the environment, when it hands over many steps at once."""
+    megabytes: float
+
+
 class _MeasuredEnv:
     """The environment inside the process. Each public method answers the request of its name."""
 
@@ -106,7 +119,7 @@ class _MeasuredEnv:
         self._lane = self.factory.make_one()
         self.construct_seconds = time.perf_counter() - started
 
-    def play(self, policy: Policy, most_seconds: float) -> dict[str, Any]:
+    def play(self, policy: Policy, most_seconds: float) -> Played:
         """Play as a worker does, with a clock around the environment."""
         timed = _TimedEnv(self._lane)
         solo = SingleEnvRollout(timed, self.factory.spec, policy, run_seed=0)  # type: ignore[arg-type]
@@ -121,18 +134,17 @@ class _MeasuredEnv:
         queued, sleeps = _queued_seconds() - queued, _num_sleeps() - sleeps
         longest = max(timed.step_seconds + timed.reset_seconds)
         cpu_share, stolen_share = core_use(wall, cpu, queued, sleeps, longest, timed.seconds)
-        return {
-            "step_seconds": timed.step_seconds,
-            "reset_seconds": timed.reset_seconds or timed.first_reset_seconds,
-            "episode_lengths": timed.episode_lengths,
-            "cpu_share": cpu_share,
-            "stolen_share": stolen_share,
-            "loop_seconds": self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
-            "megabytes": psutil.Process().memory_full_info().uss / 1e6,
-        }
+        return Played(
+            timed.step_seconds,
+            timed.reset_seconds or timed.first_reset_seconds,
+            timed.episode_lengths,
+            cpu_share,
+            stolen_share,
+            self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
+            psutil.Process().memory_full_info().uss / 1e6,  # memory that no other process shares
+        )
 
     def _loop_seconds(self, policy: Policy, step_seconds: float) -> float:
-        """Seconds per step that a worker spends outside the environment, when it hands over many steps at once."""
         timed = _TimedEnv(self._lane)
         solo = SingleEnvRollout(timed, self.factory.spec, policy, run_seed=0)  # type: ignore[arg-type]
         at_once = max(1, min(STEPS_AT_ONCE, int(LOOP_SECONDS / step_seconds)))
@@ -209,7 +221,7 @@ def _queued_seconds() -> float:
 
 
 def per_step(
-    segments: Iterator[Any], steps: int, seconds: float, most_seconds: float = 0.0, enough_steps: float = 0.0
+    segments: Iterator[object], steps: int, seconds: float, most_seconds: float = 0.0, enough_steps: float = 0.0
 ) -> tuple[float, float]:
     """Wall and processor seconds per step, measured for `seconds`, or up to `most_seconds` if the steps are too few."""
     started, used, num_steps, elapsed = time.perf_counter(), time.process_time(), 0, 0.0

@@ -30,7 +30,9 @@ WAITS_BELOW = 0.5
 CROWDS = (10, 25, 50, 100)
 """Numbers of workers for environments that wait."""
 MEMORY_SHARE = 0.5
+"""The share of the memory that is free now which workers may fill."""
 CONTINUOUS_COLLECTORS = (1, 2, 4, 8, 16)
+"""Numbers of collectors of `continuous`, as far as they divide its number of environments."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def _model(mode: str) -> ProbeModel:
 def _overhead(measured: Measurement, mode: str) -> Overhead:
     model = _model(mode)
     found = measured.overheads.get(model.overhead_of or mode) or Overhead(0.0, 0.0)
+    # A unit is taken for an episode here.
     units_per_step = 1 / (measured.environment.mean_length or 1.0)
     return Overhead(
         found.worker + units_per_step * model.worker_seconds_per_unit,
@@ -123,6 +126,7 @@ def vector_seconds(env: Environment, num_envs: int) -> tuple[float, float]:
 
 def line(known: Mapping[str, float], size: int) -> float:
     """Interpolate between the known points, and extrapolate beyond the last."""
+    # JSON has no numbers as keys. The sizes were measured in rising order.
     sizes, values = [int(key) for key in known], list(known.values())
     if size <= sizes[-1]:
         return float(np.interp(size, sizes, values))
@@ -143,6 +147,7 @@ def _sync(measured: Measurement, mode: str, config: Config, num_workers: int) ->
     env = measured.environment
     around = line(measured.sync_seconds, num_workers)
     cpu = env.cpu_share * float(np.mean(env.step_seconds))
+    # A vector step ends when the slowest environment is done, or when the cores have done the work of all.
     barrier = [
         around + max(expected_max(env.step_seconds, active), active * cpu / measured.parallel_cores)
         for active in range(1, num_workers + 1)
@@ -156,7 +161,7 @@ def _episodes(measured: Measurement, mode: str, config: Config, num_workers: int
     """Workers that play whole episodes, or segments, by themselves."""
     env = measured.environment
     segment_steps, num_envs = config.collector.segment_steps, config.collector.envs_per_worker
-    hand_over = _overhead(measured, mode).worker
+    hand_over = _overhead(measured, mode).worker  # processor time, so it adds to wall time and processor time alike
     wall, cpu = vector_seconds(env, num_envs)
     seconds = wall + hand_over
     cpu_share = min(1.0, (cpu + hand_over) / seconds)
@@ -203,7 +208,7 @@ _PREDICTORS: dict[Predictor, Callable[[Measurement, str, Config, int], Rate]] = 
 
 def _lengths(measured: Measurement) -> Callable[[], int]:
     rng = np.random.default_rng(0)
-    lengths = measured.environment.lengths or (1_000_000,)
+    lengths = measured.environment.lengths or (1_000_000,)  # without an end, episodes practically never end
     drawn = rng.choice(lengths, max(FEWEST_EPISODES_DRAWN, len(lengths))).tolist()
     return itertools.cycle(drawn).__next__
 

@@ -26,7 +26,7 @@ from freerun.settings.config import TrainConfig
 from freerun.settings.factories import env_recipe, make_algorithm
 from freerun.settings.registry import find_mode
 from freerun.tools.bench.load_meter import cpu_seconds
-from freerun.tools.probe.env_trial import STEPS_AT_ONCE, EnvTrial, per_step
+from freerun.tools.probe.env_trial import STEPS_AT_ONCE, EnvTrial, Played, per_step
 from freerun.tools.probe.measurement import DEFAULT_EPISODE_STEPS, Environment, Measurement, Overhead, UpdateCost
 from freerun.transport import processes
 
@@ -79,13 +79,13 @@ def measure(configs: Configs, say: Callable[[str], None]) -> Measurement:
         policy = make_algorithm(config, _stand_in(spec, DEFAULT_EPISODE_STEPS)).policy
         say("playing with it")
         trial.ask("play", policy, PLAY_SECONDS)
-        played = trial.answer("a step or a reset of the environment", PLAY_SECONDS + STEP_SECONDS)
-        step_mean = float(np.mean(played["step_seconds"]))
+        played: Played = trial.answer("a step or a reset of the environment", PLAY_SECONDS + STEP_SECONDS)
+        step_mean = float(np.mean(played.step_seconds))
         vectors: dict[str, tuple[float, float]] = {}
-        episode_steps = float(np.mean(played["episode_lengths"])) if played["episode_lengths"] else 0.0
+        episode_steps = float(np.mean(played.episode_lengths)) if played.episode_lengths else 0.0
         for num_envs in VECTOR_SIZES:
             # Each environment is built, reset and stepped at least four times: two segments of two steps.
-            seconds_per_env = construct_seconds + float(np.mean(played["reset_seconds"])) + 4 * step_mean
+            seconds_per_env = construct_seconds + float(np.mean(played.reset_seconds)) + 4 * step_mean
             if num_envs * seconds_per_env > LONGEST_VECTOR_SECONDS:
                 continue
             trial.ask("step_vector", policy, num_envs, RACE_SECONDS, MOST_VECTOR_SECONDS, episode_steps)
@@ -93,20 +93,20 @@ def measure(configs: Configs, say: Callable[[str], None]) -> Measurement:
         trial.ask("infer", policy)
         inference, batched = trial.answer("inference", STEP_SECONDS)
         # Workers that sleep do not compete for cores, so a race of them would tell nothing about the cores.
-        computes = played["cpu_share"] > 0.5
+        computes = played.cpu_share > 0.5
         parallel_cores = _race(config, trial, policy, step_mean) if computes else float(num_cores())
     environment = Environment(
         construct_seconds,
-        _sample(played["reset_seconds"]),
-        _sample(played["step_seconds"]),
-        played["cpu_share"],
-        played["loop_seconds"],
-        tuple(played["episode_lengths"][-SAMPLE:]),
+        _sample(played.reset_seconds),
+        _sample(played.step_seconds),
+        played.cpu_share,
+        played.loop_seconds,
+        tuple(played.episode_lengths[-SAMPLE:]),
         time_limit,
-        played["megabytes"],
+        played.megabytes,
         vectors,
         speed_up_by_threads(GymnasiumFactory(*env_recipe(config))) if step_mean < SLOW_STEP_SECONDS else None,
-        played["stolen_share"],
+        played.stolen_share,
     )
     length = round(environment.mean_length or DEFAULT_EPISODE_STEPS)
     stand_in = _stand_in(spec, min(length, 2000))  # they must end within the short measurements below
@@ -248,7 +248,7 @@ def _overheads(configs: Configs, stand_in: GymnasiumFactory) -> tuple[dict[str, 
     for mode, config in configs.items():
         model = find_mode(mode).traits.probe
         assert model is not None  # `auto_mode` has refused modes without one
-        # Nothing is handed over in one process, and a mode may declare that it costs as much as another one.
+        # One process hands nothing over, and a mode that is slow to start takes the overhead of another one.
         if model.predictor is Predictor.ALTERNATING or model.overhead_of is not None:
             continue
         if model.predictor is Predictor.LOCKSTEP:

@@ -28,6 +28,7 @@ logger = logging.getLogger("freerun")
 
 FORMAT = 3
 """Raised when the fields of a `Measurement` change, so that older files are not found."""
+# A new version of any of these may change how fast an environment, a learner or a mode is.
 PACKAGES = ("freerun", "gymnasium", "numpy", "torch", "mujoco", "box2d", "ray")
 IGNORED = (
     *(field.name for field in dataclasses.fields(TrackingConfig)),
@@ -38,6 +39,7 @@ IGNORED = (
 
 
 def folder() -> Path:
+    """Return the folder of all measurements."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "freerun" / "probes"
 
@@ -106,6 +108,7 @@ def _gpu(device: str) -> str | None:
 
 def _source(env: str | Callable[..., Any]) -> list[Any] | None:
     """Time and size of the environment's source file, so that an environment that was changed is probed again."""
+    # An id of Gymnasium stands for the callable that it was registered with.
     spec = gymnasium.registry.get(env) if isinstance(env, str) else None
     target = spec.entry_point if spec is not None else env
     module = callable_name(target).partition(":")[0] if target else ""

@@ -26,12 +26,14 @@ HEAVY_TAIL = 3.0
 
 
 def statistics(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean, some percentiles and the maximum."""
     found = np.array(values)
     quantiles = {f"p{percent}": float(np.percentile(found, percent)) for percent in (50, 95, 99)}
     return {"mean": float(found.mean()), **quantiles, "max": float(found.max())}
 
 
 def shown(seconds: float) -> str:
+    """Write a time with three digits, in the unit that suits it."""
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
         if seconds * scale >= 1.0:
             return f"{seconds * scale:.3g} {unit}"
@@ -188,6 +190,7 @@ def _predictions(probe: Probe) -> Table:
     """A row per mode, a column per number of workers; the recommended cell stands out."""
     best = probe.best
     found_modes = dict.fromkeys(found.mode for found in probe.forecasts)
+    # In the order of the registry; modes of the user's own come last.
     modes = sorted(found_modes, key=lambda mode: [*MODES, *found_modes].index(mode))
     counts = sorted({found.num_workers for found in probe.forecasts})
     by_place = {(found.mode, found.num_workers): found for found in probe.forecasts}
