@@ -19,13 +19,16 @@ from freerun.tools.bench.load_meter import num_cores
 
 ALL = "all"
 SEGMENTS = f"{TrainConfig.mode}:segment_steps=25"
-"""Measured beside every mode as it is: the way that the README advises for slow environments."""
+"""Also measured where all modes are: the settings that the README advises for slow environments."""
 DEFAULT_MINUTES = 4.75
+"""The time for each number of workers. A default bench with one number ends within five minutes."""
 MOST_WORKERS = 2000
 
 
 @dataclass(frozen=True)
 class BenchOptions:
+    """The settings of a bench. Its fields become flags."""
+
     env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]]
     """A Gymnasium id (CartPole-v1, freerun/Straggler-v0, …), or your own as module:callable."""
     modes: str = ALL
@@ -58,6 +61,7 @@ class BenchOptions:
             raise UserError(f"--seconds must lie between 0.1 and 3600, not {self.seconds:g}")
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise UserError(f"--max-minutes must be more than 0, not {self.max_minutes:g}")
+        # They raise where a mode or a number is wrong, which is better said now than after minutes of measuring.
         self.labels()
         self.numbers()
 
@@ -84,6 +88,7 @@ class BenchOptions:
         return list(dict.fromkeys(labels))
 
     def seconds_allowed(self) -> float:
+        """Return when to stop, in seconds from the start."""
         minutes = DEFAULT_MINUTES * len(self.numbers()) if self.max_minutes is None else self.max_minutes
         return 60 * minutes
 
@@ -122,6 +127,6 @@ def read_mode(label: str) -> tuple[str, dict[str, Any]]:
         try:
             settings[name] = json.loads(value)
         except json.JSONDecodeError:
-            settings[name] = value
+            settings[name] = value  # a word needs no quotes
     make_config({"env": "", "mode": mode, **settings})
     return mode, settings
