@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from freerun.collecting.scheduling.units import REPEAT_EPISODES, SKIP_EPISODES
 from freerun.collecting.workers.restart_policy import RestartPolicy
 from freerun.core import CollectorSettings, EnvFailure, Incident, NotFinite, UserError, WorkerDied
 from freerun.transport import processes
@@ -34,7 +35,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.told: list[Incident] = []
         chosen = CollectorSettings(4, 0, 7, max_failures=most, on_nan=on_nan, report=self.told.append)  # type: ignore[arg-type]
         self.most, self.tolerant, self.on_nan = most, tolerant, on_nan
-        self.supervisor = RestartPolicy(chosen, tolerant)
+        self.supervisor = RestartPolicy(chosen, SKIP_EPISODES if tolerant else REPEAT_EPISODES)
         self.fruitless: Counter[int] = Counter()
         self.fruitless_unseen: Counter[int] = Counter()
         self.has_delivered = False

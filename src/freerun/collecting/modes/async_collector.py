@@ -51,7 +51,6 @@ class AsyncCollector:
         scheduler: Scheduler,
         units: Units,
         place: WorkerPlace,
-        tolerant: bool = False,
     ):
         self._options = options
         self._max_workers = settings.max_workers
@@ -59,7 +58,7 @@ class AsyncCollector:
         self._scheduler = scheduler
         self._units = units
         self._place = place
-        self.fleet = WorkerFleet(settings, scheduler, units, place, tolerant)
+        self.fleet = WorkerFleet(settings, scheduler, units, place)
         self._switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_SECONDS)
         try:

@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from freerun.collecting.scheduling.segment_rounds import refuse_episodes
+from freerun.collecting.scheduling.units import SKIP_EPISODES
 from freerun.collecting.tensors.checked_rollout import CheckedRollout, count_rejected
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
@@ -99,7 +100,7 @@ class TensorCollector:
         self._counts = replace(before, episodes_started=before.episodes_started + num_envs, episodes_in_flight=num_envs)
         # Guards the counts and, in the modes with a queue, all that the learner's and the simulator's threads share.
         self._changed = threading.Condition()
-        restart_policy = RestartPolicy(settings, tolerant=True)
+        restart_policy = RestartPolicy(settings, SKIP_EPISODES)
         self.simulator_watch = SimulatorWatch(settings.step_timeout, restart_policy)
         self._rollouts = [
             CheckedRollout(rollout, worker, restart_policy, self.simulator_watch, self._reject)

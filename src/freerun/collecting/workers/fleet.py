@@ -54,7 +54,6 @@ class WorkerFleet:
         scheduler: Scheduler,
         units: Units,
         place: WorkerPlace,
-        tolerant: bool = False,
     ):
         self.num_workers = settings.num_workers
         """The number of workers that the fleet should have."""
@@ -66,7 +65,7 @@ class WorkerFleet:
         self._units = units
         self._place = place
         self._tracks = settings.tracks
-        self._policy = RestartPolicy(settings, tolerant)
+        self._policy = RestartPolicy(settings, units.failure_rules)
         self._min_pause_seconds = 0.0 if settings.tuning_bounds is None else MIN_PAUSE_SECONDS_ADAPTING
         self._workers: list[WorkerHandle] = []
         self._restarts: list[PendingRestart] = []
