@@ -33,9 +33,10 @@ class SupervisorMachine(RuleBasedStateMachine):
 
     def _begin(self, most: int, tolerant: bool, on_nan: str) -> None:
         self.told: list[Incident] = []
+        self.now = 0.0
         chosen = CollectorSettings(4, 0, 7, max_failures=most, on_nan=on_nan, report=self.told.append)  # type: ignore[arg-type]
         self.most, self.tolerant, self.on_nan = most, tolerant, on_nan
-        self.supervisor = RestartPolicy(chosen, SKIP_EPISODES if tolerant else REPEAT_EPISODES)
+        self.supervisor = RestartPolicy(chosen, SKIP_EPISODES if tolerant else REPEAT_EPISODES, clock=lambda: self.now)
         self.fruitless: Counter[int] = Counter()
         self.fruitless_unseen: Counter[int] = Counter()
         self.has_delivered = False
@@ -92,7 +93,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     def a_machine_is_lost(self, was_seen: bool) -> None:
         """Its workers fall together: one failure. Only where nobody saw how, the environment may be the cause."""
         self.num_failures += 1
-        self.supervisor._together_since = -1e9  # long after the last one
+        self.now += 1e9  # long after the last one
         for worker in range(4):
             failure = WorkerDied("killed")
             failure.from_outside, failure.may_be_the_environment = True, not was_seen
@@ -134,11 +135,10 @@ def test_kills_from_outside_use_up_the_budget_and_nothing_else() -> None:
         supervisor.failed(0, EnvFailure("it raised"), [4])
 
 
-def test_kills_without_a_pause_use_up_the_budget_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_without_a_pause_use_up_the_budget_too() -> None:
     """Every 0.3 s another worker: those of a second count once, counted from the first of them; 0.0, 1.2, 2.4, …"""
     now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    supervisor = RestartPolicy(CollectorSettings(100, 0, 7, max_failures=3))
+    supervisor = RestartPolicy(CollectorSettings(100, 0, 7, max_failures=3), clock=lambda: now)
     for worker in range(12):
         supervisor.failed(worker, killed(worker))
         now += 0.3

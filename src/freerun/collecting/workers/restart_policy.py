@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from freerun.collecting.scheduling.units import REPEAT_EPISODES, SKIP_EPISODES, FailureRules
 from freerun.core import (
@@ -58,9 +58,15 @@ class RestartPolicy:
     use up the budget. The `rules` of the mode say how many failures are too many.
     """
 
-    def __init__(self, settings: CollectorSettings, rules: FailureRules = REPEAT_EPISODES):
+    def __init__(
+        self,
+        settings: CollectorSettings,
+        rules: FailureRules = REPEAT_EPISODES,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._settings = settings
         self._rules = rules
+        self._clock = clock
         self._lock = threading.Lock()  # workers may fail in one thread while others deliver in another
         self._failures_in_a_row: Counter[int] = Counter()  # by worker, since it last delivered
         # By worker and by whether they came from outside, since anybody last delivered.
@@ -147,7 +153,7 @@ class RestartPolicy:
         A worker that ends again counts again. The time runs from the first of them, so that kills without a pause use
         up the budget too.
         """
-        now = time.monotonic()
+        now = self._clock()
         if is_outside:
             if now - self._together_since < TOGETHER_SECONDS and worker not in self._ended_together:
                 self._ended_together.add(worker)
