@@ -153,7 +153,7 @@ class Tuner:
     # ------------------------------------------------------------------------------------------ judging
 
     def _effect(self, base: Observation, after: Observation) -> Effect:
-        before = max(base.steps_per_second, 1e-9)
+        before = max(base.steps_per_second, 1e-9)  # a run that stood still must not divide by zero
         # Standard error of a difference: sqrt(a^2 + b^2)
         noise = MIN_STANDARD_ERRORS * math.hypot(base.noise, after.noise)
         gain = after.steps_per_second / before - 1

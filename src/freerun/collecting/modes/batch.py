@@ -20,7 +20,6 @@ from freerun.core import (
     Predictor,
     ProbeModel,
     TensorVariant,
-    Tunable,
     UserError,
     require_positive,
 )
@@ -84,6 +83,3 @@ class Batch(AsyncCollector):
         super().__init__(settings, config, rounds, units, place)
         segments = self._segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * config.num_envs))
         self._own_tunables = [self._queue_tunable(rounds), segments]
-
-    def tunables(self) -> list[Tunable]:
-        return [] if self._bounds is None else super().tunables() + self._own_tunables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +29,6 @@ from freerun.core import (
     ProbeModel,
     Segment,
     TensorVariant,
-    Tunable,
     UserError,
     WorkerLocation,
     require_positive,
@@ -74,7 +74,7 @@ class ContinuousConfig(ModeOptions):
 
     @property
     def num_steps_per_env(self) -> int:
-        return -(-self.collection_batch_size // self.envs_per_collector)
+        return math.ceil(self.collection_batch_size / self.envs_per_collector)
 
     @property
     def unit_steps(self) -> int:
@@ -130,9 +130,6 @@ class Continuous(AsyncCollector):
         units = SegmentUnits(queue.accounting, SKIP_EPISODES)
         super().__init__(settings, config, queue, units, place)
         self._own_tunables = [self._queue_tunable(queue), self._segment_tunable(place)]
-
-    def tunables(self) -> list[Tunable]:
-        return [] if self._bounds is None else super().tunables() + self._own_tunables
 
     def prefer(self, importance: Callable[[Segment], float]) -> None:
         """Keep the most important segments. The function is called in the fleet's thread."""

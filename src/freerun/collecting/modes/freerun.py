@@ -82,7 +82,6 @@ class Freerun(AsyncCollector):
                 units.envs_per_worker = place.envs_per_worker = int(value)
             self.fleet.wake()
 
-        self._own_tunables = []
         if max_envs > 1:
             read, is_settled = lambda: units.envs_per_worker, self.fleet.is_complete
             envs = Tunable("envs_per_worker", read, set_envs_per_worker, 1.0, max_envs, is_settled=is_settled)
@@ -109,6 +108,3 @@ class Freerun(AsyncCollector):
         place = SegmentSlotProcesses(factory, policy, settings, num_envs, segment_steps, accounting, config.pin_workers)
         super().__init__(settings, config, rounds, SegmentUnits(accounting), place)
         self._own_tunables = [self._segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * num_envs))]
-
-    def tunables(self) -> list[Tunable]:
-        return [] if self._bounds is None else super().tunables() + self._own_tunables

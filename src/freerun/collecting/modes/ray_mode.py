@@ -41,6 +41,7 @@ def ray_units_ahead(unit_seconds: float, num_envs: int) -> int:
     """
     if num_envs == 1 and unit_seconds >= SHORT_UNIT_SECONDS:
         return 0
+    # The actor finishes num_envs / unit_seconds episodes a second; 1e-6 stands for those that take no time at all.
     ahead = math.ceil(num_envs * SHORT_UNIT_SECONDS / max(unit_seconds, 1e-6))
     return min(MAX_UNITS_AHEAD, max(ahead, num_envs // 2))
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import time
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -90,7 +89,7 @@ class ActorSpares:
                 ray.kill(actor)
 
     def _create(self, cpus: float, node: str | None = None) -> ActorHandle:
-        where: Any = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
+        where: object = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
         # Up to one CPU, Ray itself gives numpy one thread.
         runtime_env = {"env_vars": processes.ONE_THREAD} if self._cpus > 1 else None
         actor = ray.remote(FreerunActor).options(

@@ -72,7 +72,7 @@ class RayWorkers(WorkerPlace):
         """What actors have spent on taking weights, all together."""
         self.publish_seconds = 0.0
         self.hung: deque[WorkerLost] = deque()
-        """Workers that the hang detector has ended. Its thread appends, the fleet's thread takes."""
+        """Workers that the hang detector has ended. Its thread appends, the fleet's thread takes: both are atomic."""
         self.look_seconds = heartbeat_seconds(settings.step_timeout)
         self._num_workers = settings.num_workers
         self._tracks = settings.tracks

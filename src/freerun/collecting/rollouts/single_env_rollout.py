@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -132,7 +132,7 @@ class SingleEnvRollout:
         return segment
 
     def _segment(
-        self, action: Array, rewards: list[Any], numbers: list[int], ends: list[tuple[int, bool, bool, Array]]
+        self, action: Array, rewards: list[SupportsFloat], numbers: list[int], ends: list[tuple[int, bool, bool, Array]]
     ) -> Segment:
         """The played rows as a segment [T, 1].
 

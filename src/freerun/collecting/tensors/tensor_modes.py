@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -245,7 +245,7 @@ class TensorBatch(TensorCollector):
     def _learn(self, learn: Callable[[], None]) -> None:
         """The learner's thread."""
         device = self._rollouts[0].env.device
-        stream: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        stream: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if device.type == "cuda":
             # What was made on the default stream must be complete before the learner's own stream uses it.
             torch.cuda.synchronize(device)
@@ -295,6 +295,8 @@ class TensorBatch(TensorCollector):
         """Wait for a grant and for space in the queue."""
 
         def is_allowed() -> bool:
+            # Segments in progress have their place already. A turn of more simulators than the queue has places must
+            # still be able to begin, hence the maximum.
             num_filled = len(self._queue) + self._num_in_progress + num_segments
             return self._num_begun < self._num_granted and num_filled <= max(self._queue_size, num_segments)
 

@@ -109,6 +109,7 @@ class ProcessPlace(WorkerPlace, Generic[Handle]):
         self.heartbeats.clear(index)
         ours, theirs = processes.context().Pipe()
         process = self.launch(index, theirs)
+        # Only the worker may hold its end of the pipe: its death must be the end-of-file of ours.
         theirs.close()
         handle = self.make_handle(index, process, ours)
         self._handles.append(handle)
@@ -137,7 +138,7 @@ class ProcessPlace(WorkerPlace, Generic[Handle]):
             self._reading = None
 
     def is_held_up_by_another(self, handle: WorkerHandle) -> bool:
-        reading = self._reading  # another thread changes it
+        reading = self._reading  # one read of a tuple, because the fleet's thread replaces it meanwhile
         if reading is None:
             return False
         other, since = reading
