@@ -162,7 +162,7 @@ class Tuner:
     def _verdict(self, trial: TuningTrial, after: Observation, effect: Effect) -> bool | None:
         """Whether the change helped; None while that is uncertain."""
         is_due = len(trial.windows) >= MAX_WINDOWS
-        if effect.gain < -effect.noise:
+        if effect.gain < -effect.noise:  # clearly slower: no aim is worth that
             return False
         if trial.suggestion.aim is Aim.SPEED:
             if effect.gain > effect.noise:
@@ -170,6 +170,7 @@ class Tuner:
             return False if is_due else None
         if not self._is_nearer(trial, after):
             return False
+        # A change that saves something need not make the run faster: a loss that is hardly one is accepted in the end.
         if effect.gain >= 0:
             return True
         if not is_due:

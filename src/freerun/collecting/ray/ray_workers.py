@@ -151,6 +151,7 @@ class RayWorkers(WorkerPlace):
 
     def wait(self, seconds: float | None) -> list[Report]:
         reports: list[Report] = []
+        # These first: `_lose` forgets the calls of a hung actor, so what it may still return is ignored below.
         while self.hung:
             lost = self.hung.popleft()
             if lost.worker in self._handles:
@@ -170,7 +171,7 @@ class RayWorkers(WorkerPlace):
             return []
         ready: list[ray.ObjectRef]
         ready, others = ray.wait(list(self._calls), num_returns=1, timeout=timeout)
-        if ready and others:
+        if ready and others:  # others that have arrived meanwhile are served in the same turn, without waiting
             ready += ray.wait(others, num_returns=len(others), timeout=0)[0]
         return ready
 

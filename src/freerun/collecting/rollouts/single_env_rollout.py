@@ -90,6 +90,7 @@ class SingleEnvRollout:
         self._num_steps_before = -row
         self._rng = episode_rng(self._run_seed, number)
         self._noise_rows = []
+        # Before the reset, so that a reset that hangs or kills the process is blamed on this episode.
         self.heartbeat.begin_episode(number)
         self.heartbeat.beat()
         self._obs_rows[row][...], _ = self._env.reset(seed=episode_seed(self._run_seed, number))

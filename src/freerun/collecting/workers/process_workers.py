@@ -77,6 +77,7 @@ class ProcessHandle(WorkerHandle):
     def end_hung(self, failure: WorkerHung) -> None:
         """Kill the process. Its pipe then breaks, and the diagnosis names this failure as the cause."""
         if self.process.pid is not None:
+            # The reason first, because the end-of-file follows the kill at once.
             self._place.diagnosis.record_kill(self.process.pid, failure)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)

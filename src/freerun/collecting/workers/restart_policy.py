@@ -85,7 +85,7 @@ class RestartPolicy:
         # This runs for every unit. Without failures, which is the normal case, it must not take the lock.
         if self._failures_in_a_row or self._fruitless:
             with self._lock:
-                del self._failures_in_a_row[worker]
+                del self._failures_in_a_row[worker]  # a Counter raises nothing where there is no such key
                 self._fruitless.clear()
 
     def failed(self, worker: int, failure: Exception, suspects: Sequence[int] = ()) -> float:

@@ -84,6 +84,7 @@ class Worker:
 
     def refresh(self) -> None:
         """Take the newest weights. The first time, wait for them: a resumed run does not begin with version 0."""
+        # Reading the board's version is one load; the weights are copied only when it has moved.
         if self._version < 0 or self._board.version != self._version:
             weights, self._version = self._board.read()
             self.rollout.load(weights, self._version)
