@@ -48,7 +48,7 @@ class ActorSpares:
             return actor
         return self._create(self._cpus, node)
 
-    def tend(self) -> None:
+    def refill(self) -> None:
         """Make a spare actor if one is missing. This is called while all workers are ready."""
         if self._starting is not None:
             self._check_starting()

@@ -40,7 +40,7 @@ class ProcessHandle(WorkerHandle):
         super().__init__(index)
         self.process = process
         self.connection = connection
-        self.last_words: Exception | None = None
+        self.reported_failure: Exception | None = None
         """The failure that it has reported before it ended, if it still could."""
         self._place = place
 
@@ -133,7 +133,7 @@ class ProcessPlace(WorkerPlace, Generic[Handle]):
         try:
             return handle.read(message)
         except (UserError, EnvFailure) as failure:
-            handle.last_words = failure  # it closes its environments now, and then its end of the pipe
+            handle.reported_failure = failure  # it closes its environments now, and then its end of the pipe
             return None
         finally:
             self._reading = None
@@ -151,7 +151,7 @@ class ProcessPlace(WorkerPlace, Generic[Handle]):
         handle.connection.close()
         processes.stop([handle.process], CLOSE_SECONDS)
         exit_code = handle.process.exitcode
-        return handle.last_words or self.diagnosis.diagnose(handle.index, handle.process.pid, exit_code)
+        return handle.reported_failure or self.diagnosis.diagnose(handle.index, handle.process.pid, exit_code)
 
     def _remove(self, handle: Handle) -> None:
         self._hub.remove(handle.connection)
