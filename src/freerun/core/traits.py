@@ -28,10 +28,12 @@ class RequiredPackage:
     """The name that people know it by."""
     extra: str
     """The extra of freerun that installs it: pip install 'freerun[extra]'."""
+    also: tuple[str, ...] = ()
+    """Other modules that must be there too, because the package can be installed without them."""
 
     @property
     def is_installed(self) -> bool:
-        return importlib.util.find_spec(self.module) is not None
+        return all(importlib.util.find_spec(module) is not None for module in (self.module, *self.also))
 
     @property
     def advice(self) -> str:

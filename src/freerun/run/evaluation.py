@@ -130,7 +130,7 @@ def _evaluate_tensors(
     deterministic: bool,
     trust: Sequence[str],
 ) -> Evaluation:
-    from freerun.collecting.tensors.tensor_episodes import play_tensors
+    from freerun.collecting.tensors.tensor_rollout import play_tensors
 
     # Environments that are tensors are seeded once for all, not per episode.
     simulator_seed = episode_seed(seed, 0)
