@@ -294,6 +294,11 @@ class RoughDroneSim:
         ground = ground_height(self.terrain, field[:, None], x, y)
         return Surroundings(map_x, map_y, body.position[:, 2:3] - ground)
 
+    def observe(self) -> Tensor:
+        """The observations of the current state, for a caller that has written to `body` or `goal`."""
+        around = self._look_around(self.body, self.field)
+        return self._observe(self.body, self.goal, around, self._seen_at(around))
+
     def _seen_at(self, around: Surroundings) -> Tensor | None:
         """Whether the ground at each point of the map was seen in this episode or lies outside the arena."""
         if self.task != "explore":

@@ -355,9 +355,10 @@ class NetworkDefence(gymnasium.Env[FloatArray, np.int64]):
         return status
 
     def render(self) -> Any:
-        return network_pictures.draw(self._view()) if self.render_mode == "rgb_array" else None
+        return network_pictures.draw(self.view()) if self.render_mode == "rgb_array" else None
 
-    def _view(self) -> NetworkView:
+    def view(self) -> NetworkView:
+        """What `render` draws. Actions and scores are recorded only if there is a render mode."""
         bits = self._obs.reshape(NUM_HOSTS, 4).astype(int).tolist()
         blue, blue_host, red, red_host = "has not acted yet", None, "has not acted yet", None
         if self._actions:

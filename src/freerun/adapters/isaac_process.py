@@ -40,9 +40,10 @@ class IsaacLabProcess:
         # The learner's thread asks for metrics while another thread steps: one request and its answer at a time.
         self._lock = threading.Lock()
         arguments = (theirs, task, num_envs, device, seed, headless, settings)
-        self._process = context.Process(target=_serve, args=arguments, daemon=True, name="freerun-isaac-lab")
+        self.process = context.Process(target=_serve, args=arguments, daemon=True, name="freerun-isaac-lab")
+        """The process that simulates."""
         with processes.without_main():
-            self._process.start()
+            self.process.start()
         theirs.close()
         self.spec: EnvSpec
         self.num_envs: int
@@ -68,7 +69,7 @@ class IsaacLabProcess:
         if not self._is_closed:
             self._is_closed = True
             self._pipe.close()  # the other process reads the end of the file and ends
-            processes.stop([self._process], GRACE_SECONDS)
+            processes.stop([self.process], GRACE_SECONDS)
 
     def _request(self, what: str) -> Any:
         with self._lock:
@@ -94,7 +95,7 @@ class IsaacLabProcess:
 
     def _death(self) -> EnvFailure:
         self.close()
-        return EnvFailure(f"the process that simulated {self._task} has died (exit code {self._process.exitcode})")
+        return EnvFailure(f"the process that simulated {self._task} has died (exit code {self.process.exitcode})")
 
 
 def _serve(

@@ -7,6 +7,7 @@ the update before, and rollouts use the newest model that has finished training.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -119,7 +120,7 @@ class MBPO(OffPolicy):
         if self._training_stage is None or self.model.version == 0:
             if self._is_training_due():
                 self._prepare_training()
-                self._use_trained_model(self._fit())
+                self._use_trained_model(self.dynamics.fit(self._max_model_updates))
             self._prepare_rollouts()
             self._store_model_steps(self._roll_out())
             self._train_agent()
@@ -137,7 +138,7 @@ class MBPO(OffPolicy):
             self._use_trained_model(training.finish())
         if not training.is_busy and self._is_training_due():
             self._prepare_training()
-            training.start(self._fit)
+            training.start(functools.partial(self.dynamics.fit, self._max_model_updates))
         assert self._rollout_stage is not None
         self._prepare_rollouts()
         self._rollout_stage.start(self._roll_out)
@@ -155,9 +156,6 @@ class MBPO(OffPolicy):
         self._max_model_updates = max(1, int(self.config.model_updates_per_step * num_new))
         self._num_steps_at_training = self._num_real_steps
         self.dynamics.prepare(self.real_buffer.newest(self.real_buffer.size))
-
-    def _fit(self) -> EnsembleTraining:
-        return self.dynamics.fit(self._max_model_updates)
 
     def _use_trained_model(self, training: EnsembleTraining) -> None:
         """From now on rollouts use the new model."""
