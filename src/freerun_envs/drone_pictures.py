@@ -36,6 +36,7 @@ def shaded_relief(heights: Heights) -> Floats:
     level = heights / heights.max() * (len(GROUND_COLOURS) - 1)
     steps = np.arange(len(GROUND_COLOURS))
     colours = np.stack([np.interp(level, steps, GROUND_COLOURS[:, k]) for k in range(3)], -1)
+    # 0.45 is light from all sides, so that slopes in the shade stay visible.
     shaded: Floats = np.clip(colours * (0.45 + 0.75 * light[..., None]), 0.0, 255.0)
     return shaded
 

@@ -182,6 +182,7 @@ class RoughDroneSim:
             all_drones = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
             obs = self._restart(all_drones, self._zeros(torch.float32, self._task.num_observations))
             if self._stagger:
+                # On the CPU, so that a seed staggers the same way on every device.
                 generator = torch.Generator().manual_seed(self._seed)
                 self.steps.copy_(torch.randint(self.max_episode_steps, (self.num_envs,), generator=generator))
             return obs

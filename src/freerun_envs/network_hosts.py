@@ -152,6 +152,7 @@ def _members(num_bits: int, of_empty_set: int) -> tuple[Ints, Ints]:
     bits = np.arange(num_bits)
     contains = np.arange(1 << num_bits)[:, None] >> bits & 1
     num_members: Ints = contains.sum(axis=1)
+    # A stable sort by "is no member" puts the members first, in their order.
     members_first = np.argsort(-contains, axis=1, kind="stable")
     members = np.take_along_axis(members_first, np.minimum(bits, np.maximum(num_members[:, None] - 1, 0)), axis=1)
     members[0] = of_empty_set

@@ -26,6 +26,7 @@ GROUPS: dict[str, tuple[int, ...]] = {
 }
 """The hosts of each group, by their place in the observation."""
 ALWAYS_COMPROMISED = 8  # User0
+# As CAGE 2 numbers them: 2 + 13 Analyse = 15, then 13 Remove and 8 × 13 decoys = 132.
 FIRST_REMOVE, FIRST_RESTORE = 15, 132
 """The actions from these numbers on remove red from hosts 0 to 12, or restore them."""
 SEPARATOR = ";"

@@ -40,6 +40,7 @@ class IsaacLabProcess:
         # The learner's thread asks for metrics while another thread steps: one request and its answer at a time.
         self._lock = threading.Lock()
         arguments = (theirs, task, num_envs, device, seed, headless, settings)
+        # A daemon, so that it is ended with this process.
         self.process = context.Process(target=_serve, args=arguments, daemon=True, name="freerun-isaac-lab")
         """The process that simulates."""
         with processes.without_main():
@@ -145,6 +146,7 @@ def _simulate(
         if request == "metrics":
             return env.metrics()
         new = [env.reset()] if request == "reset" else list(env.step(action))
+        # Not strict: a reset has new observations alone, which are the first of the results.
         for result, value in zip(results, new, strict=False):
             result.copy_(value)
         _wait_for_writes(action)

@@ -22,7 +22,7 @@ class StepLog:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Any, int]] = {}
+        self._sums: dict[str, tuple[torch.Tensor | float, int]] = {}
         self._stream: torch.cuda.Stream | None = None
         """The simulator's CUDA stream, on which the sums are computed. The learner reads from another one."""
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class StepLog:
                 for name, value in (extras.get(key) or {}).items():
                     self._add(name, value)
 
-    def _add(self, name: str, value: Any) -> None:
+    def _add(self, name: str, value: torch.Tensor | float) -> None:
         if isinstance(value, torch.Tensor):
             if value.is_cuda:
                 self._stream = torch.cuda.current_stream(value.device)

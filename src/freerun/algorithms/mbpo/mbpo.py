@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 
 from freerun.algorithms.mbpo.dynamics import Dynamics, EnsembleTraining
-from freerun.algorithms.mbpo.ensemble import EliteModel
+from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
@@ -65,17 +65,20 @@ class MBPO(OffPolicy):
         super().__init__(env, config, seed, device, deterministic, learner_group)
         self._require_shares(config.model_batch_size, "--model-batch-size")
         self.dynamics = Dynamics(config, *self._sizes, seed, self.device, self._learner_group)
-        self.model = EliteModel(config, *self._sizes, seed, self.device, self._learner_group)
+        elites = Ensemble.of(config, config.num_elites, *self._sizes).to(self.device)
+        self.model = EliteModel(elites, config.termination, seed, self._learner_group)
         self.rollouts = ModelRollouts(
             self._rows_per_rollout(), self.model, self.agent.soft_policy, self._sizes, self._acceleration
         )
         capacity = self._num_unexpired(config.rollout_length_end or config.rollout_length)
+        # seed + 1, so that real and model steps are not drawn by the same random numbers.
         self.model_buffer = ReplayBuffer(
             capacity, *self._sizes, ReplayConfig(), seed + 1, self.device, self._acceleration
         )
         self._num_real_rows = round(config.real_share * config.batch_size)
         generators = (self.agent.generator, self.real_buffer.generator, self.model_buffer.generator)
         self.take_gradient_steps = GraphedStep(self._gradient_step, self.device, generators, self._acceleration)
+        # Counted in batches of rollouts, which is how many step together.
         self._rollout_budget = UpdateBudget(config.rollouts_per_step / self.rollouts.num_rows)
         self._num_real_steps = self._num_steps_at_training = 0
         self._last_training: EnsembleTraining | None = None
@@ -248,6 +251,7 @@ class MBPO(OffPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         if self._training_stage is not None and self._training_stage.is_busy:
+            # The networks are part of the state, so their training must be over when they are saved.
             self._use_trained_model(self._training_stage.finish())
         return {
             **super().state_dict(),

@@ -62,6 +62,7 @@ class TorchActor:
     def __init__(self, spec: ActorSpec, network: nn.Module, name: str, scalar_actions: bool, batch_invariant: bool):
         """`name` is the user's function as module:callable, for `describe`."""
         self.spec = spec
+        # eval: BatchNorm and dropout must not make an action depend on its batch or on chance.
         self._network = copy.deepcopy(network).cpu().requires_grad_(False).eval()
         self._name = name
         self._scalar_actions = scalar_actions
