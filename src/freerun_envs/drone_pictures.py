@@ -69,6 +69,7 @@ class TopDown:
         _trace(chart, path)
         _disc(chart, path[-1], 5.5, (255, 255, 255))
         _disc(chart, path[-1], 4.0, DRONE_COLOUR)
+        # Upside down: row 0 of the map is the south, and row 0 of a picture its upper edge.
         return np.concatenate([chart[::-1].astype(np.uint8), self._strip(heights, path)])
 
     def _strip(self, heights: Heights, path: Floats) -> Picture:

@@ -211,6 +211,7 @@ class RoughDroneSim:
         self._episode += ended
         number = (uniforms(self._key, self._episode, self._draw_columns[:1])[:, 0] * len(self._starts.obs)).long()
         self._state.copy_(torch.where(ended[:, None], self._starts.state[number], self._state))
+        # Starts are ordered by height field, NUM_STARTS for each.
         self.field.copy_(torch.where(ended, number // NUM_STARTS, self.field))
         self.steps.masked_fill_(ended, 0)
         self._num_goals.masked_fill_(ended, 0)
@@ -276,6 +277,7 @@ class RoughDroneSim:
     def _see(self) -> Tensor:
         """Mark the cells in sight as seen; return how many of them are new, [N]."""
         centre_column, centre_row = _cells(self.body.position[:, 0:1], self.body.position[:, 1:2])
+        # A drone beyond the edge looks from the edge: no cell may lie outside the border of `_seen`.
         column = centre_column.clamp(0, NUM_CELLS - 1) + self._near_cells[0]
         row = centre_row.clamp(0, NUM_CELLS - 1) + self._near_cells[1]
         in_sight = _is_in_sight(self.body.position, column, row) & _is_inside(column, row)

@@ -162,6 +162,7 @@ def _members(num_bits: int, of_empty_set: int) -> tuple[Ints, Ints]:
 HOST_MEMBERS, NUM_HOST_MEMBERS = _members(NUM_HOSTS, of_empty_set=0)
 SERVICE_MEMBERS, NUM_SERVICE_MEMBERS = _members(len(SERVICES), of_empty_set=NO_SERVICE)
 
+# Defender, Enterprise0 to 2, Op_Host0 to 2, Op_Server0, User0 (red's foothold, which is free), User1 to 4.
 LOSS_TENTHS: Ints = np.array([1, 10, 10, 10, 1, 1, 1, 10, 0, 1, 1, 1, 1])
 """The cost of a step, in tenths of a point, for each host where red has admin access."""
 _SETS = np.arange(1 << NUM_HOSTS)

@@ -115,6 +115,7 @@ class WorkflowEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         before = self.compliance.share
+        # With the status from before the action: blue is judged by what there was to repair.
         self.compliance.add(int(action), self._status)
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._status = self._simulator.host_status().copy()

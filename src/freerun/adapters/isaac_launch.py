@@ -184,6 +184,7 @@ def _config(task: str, num_envs: int | None, device: str, seed: int, settings: M
     config = parse(name, device=device, num_envs=num_envs)
     config.seed = seed
     if hasattr(config, "compute_final_obs"):
+        # Asks for the observations from before a reset, which bootstrapping at a truncation needs.
         config.compute_final_obs = True
     for setting, value in settings.items():
         _set(config, setting, value)

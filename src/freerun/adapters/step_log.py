@@ -54,6 +54,7 @@ class StepLog:
 
     def read(self) -> Metrics:
         with self._lock:
+            # Only swapped under the lock: reading the device may take long, and the simulator must not wait for it.
             sums, self._sums = self._sums, {}
         if self._stream is not None:
             self._stream.synchronize()  # the sums may still be in the queue of the simulator's stream

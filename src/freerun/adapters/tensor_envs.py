@@ -71,6 +71,7 @@ class TensorEnvs:
             )
         build = import_callable(builder, "environment")
         self.envs: list[TensorEnv] = [
+            # A seed for each share: with the same one they would simulate the same episodes.
             build(env, num_envs=num_envs // num_shares, device=device, seed=seed + share, **env_args)
             for share in range(num_shares)
         ]

@@ -137,6 +137,7 @@ class MBPO(OffPolicy):
 
         A training may last for several updates; rollouts and the agent's gradient steps end with this update.
         """
+        # A training that still goes on when the next one is due is waited for.
         if training.is_busy and (training.is_done or self._is_training_due()):
             self._use_trained_model(training.finish())
         if not training.is_busy and self._is_training_due():

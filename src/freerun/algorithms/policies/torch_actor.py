@@ -46,6 +46,7 @@ def build(network: str | Network, env: EnvSpec, num_outputs: int) -> ShapedNetwo
     shaped = ShapedNetwork(module, shape)
     try:
         with torch.no_grad():
+            # Two rows, so that a network which ignores the batch dimension is found out.
             output = shaped(torch.zeros(2, math.prod(shape)))
     except (RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"--network fails on observations of shape (2, {str(shape)[1:-1]}): {error}") from None

@@ -179,7 +179,7 @@ def _flatten_tensors(segments: Sequence[TensorSegment], device: torch.device) ->
     )
 
 
-# ---------------------------------------------------------------------------------------------- advantages, value targets
+# ---------------------------------------------------------------------------------------------- advantages and targets
 
 
 @torch.no_grad()
