@@ -45,6 +45,7 @@ class IsaacLabProcess:
         """The process that simulates."""
         with processes.without_main():
             self.process.start()
+        # With a copy of its end open here, the pipe would not report the death of the other process.
         theirs.close()
         self.spec: EnvSpec
         self.num_envs: int

@@ -86,6 +86,7 @@ class Dynamics:
         self.take_gradient_steps = GraphedStep(self._gradient_step, device, (self.generator,), acceleration)
 
     def _make_optimizer(self) -> torch.optim.Adam:
+        # capturable keeps Adam's step counter on the device, where a captured graph can advance it.
         on_gpu = self._device.type == "cuda"
         return torch.optim.Adam([self._weights], self._config.model_learning_rate, fused=True, capturable=on_gpu)
 
@@ -147,6 +148,7 @@ class Dynamics:
         if diverged:
             self.optimizer = self._make_optimizer()  # its moments are as spoilt as the weights were
             self.take_gradient_steps.forget()
+            # A network without any good epoch is back at the weights it had before, so its error is theirs.
             best = torch.where(best.isinf(), self.holdout_error(), best)
         self._elites = best.argsort()[: self._config.num_elites]
         return EnsembleTraining(num_updates, float(best[self._elites].mean()), diverged)

@@ -20,7 +20,7 @@ MIN_STEPS = math.ceil(1 / HOLDOUT_SHARE)
 class DynamicsConfig(SACConfig):
     """The dynamics model of MBPO."""
 
-    # The defaults of the model are those of the paper's code (Janner et al. 2019).
+    # The networks, the elites, the learning rate and the batch size are those of the paper's code.
     num_models: int = 7
     """Networks in the ensemble."""
     num_elites: int = 5

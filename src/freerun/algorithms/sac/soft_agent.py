@@ -81,6 +81,7 @@ class SoftAgent:
         self._actor_weights = flatten_parameters(self.soft_policy)
         self._critic_weights = flatten_parameters(self.critics)
         self._target_weights = flatten_parameters(self.target_critics).requires_grad_(False)
+        # capturable keeps Adam's step counter on the device, where a captured graph can advance it.
         self._actor_optimizer, self._critic_optimizer = (
             torch.optim.Adam([weights], config.learning_rate, fused=True, capturable=device.type == "cuda")
             for weights in (self._actor_weights, self._critic_weights)
