@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import random
 import signal
+import struct
 import sys
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -406,16 +408,18 @@ class KilledWhileItSends(Audit):
 
 def die_in_the_next_large_message() -> None:
     """After its first bytes have been written, as if somebody had killed this process at that moment."""
-    send = Connection._send  # type: ignore[attr-defined]
+    send = Connection.send
 
-    def send_some(self: Any, message: Any, *rest: Any) -> None:
+    def send_some(self: Any, thing: object) -> None:
+        message = bytes(ForkingPickler.dumps(thing))
         if len(message) < KilledWhileItSends.WIDTH:
-            send(self, message, *rest)
+            send(self, thing)
             return
-        os.write(self.fileno(), bytes(message[:1000]))
+        # As `Connection` sends it: the length in four bytes, and then the message.
+        os.write(self.fileno(), struct.pack("!i", len(message)) + message[:1000])
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Connection._send = send_some  # type: ignore[attr-defined]
+    Connection.send = send_some  # type: ignore[method-assign]
 
 
 class StoppedAsItIsBuilt(Audit):
