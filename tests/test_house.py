@@ -28,7 +28,9 @@ PUBLIC_IN_SPITE_OF_THEIR_NAME = {"_asdict", "_exit", "_fields", "_getframe", "_m
 def test_no_class_and_no_file_has_the_name_of_another() -> None:
     trees = [ast.parse(path.read_text()) for path in MODULES]
     # A leading underscore does not make two names different for a reader.
-    classes = Counter(node.name.lstrip("_") for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    classes = Counter(
+        node.name.lstrip("_") for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
     files = Counter(path.name for path in MODULES if path.name != "__init__.py")
     assert [name for name, number in (classes + files).items() if number > 1] == []
 

@@ -408,18 +408,19 @@ class KilledWhileItSends(Audit):
 
 def die_in_the_next_large_message() -> None:
     """After its first bytes have been written, as if somebody had killed this process at that moment."""
-    send = Connection.send
+    send_bytes = Connection.send_bytes
 
-    def send_some(self: Any, thing: object) -> None:
-        message = bytes(ForkingPickler.dumps(thing))
+    def send_some(self: Any, message: Any, *rest: Any) -> None:
         if len(message) < KilledWhileItSends.WIDTH:
-            send(self, thing)
+            send_bytes(self, message, *rest)
             return
         # As `Connection` sends it: the length in four bytes, and then the message.
-        os.write(self.fileno(), struct.pack("!i", len(message)) + message[:1000])
+        os.write(self.fileno(), struct.pack("!i", len(message)) + bytes(message[:1000]))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Connection.send = send_some  # type: ignore[method-assign]
+    # Pipes call `send`, and the queue of a pool calls `send_bytes`.
+    Connection.send_bytes = send_some  # type: ignore[assignment,method-assign]
+    Connection.send = lambda self, obj: self.send_bytes(ForkingPickler.dumps(obj))  # type: ignore[method-assign]
 
 
 class StoppedAsItIsBuilt(Audit):

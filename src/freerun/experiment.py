@@ -24,7 +24,7 @@ from freerun.run.outputs import RunOutputs
 from freerun.run.pool import Pool
 from freerun.run.resume import check_changes
 from freerun.run.run_parts import RunParts
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
 from freerun.settings.factories import cautions, check_fit, make_algorithm, make_envs
 from freerun.settings.registry import flatten_config
@@ -52,7 +52,7 @@ class Result:
 
 
 def run(
-    config: TrainConfig[Any, Any],
+    config: AnyConfig,
     pool: Pool | None = None,
     training: int = 0,
     resumed: Checkpoint | None = None,
@@ -145,6 +145,6 @@ def _train(parts: RunParts, outputs: RunOutputs, interrupted: Callable[[], None]
     return summary
 
 
-def _trusted_settings(config: TrainConfig[Any, Any], trust: Sequence[str]) -> TrainConfig[Any, Any]:
+def _trusted_settings(config: AnyConfig, trust: Sequence[str]) -> AnyConfig:
     """The settings of a run of this very process: its code needs nobody's trust."""
     return config

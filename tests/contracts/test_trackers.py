@@ -16,8 +16,7 @@ import pytest
 import freerun
 from freerun.core import MetricSink, UserError
 from freerun.settings import registry
-from freerun.telemetry.background_sink import BackgroundSink
-from freerun.telemetry.tracking import TrackedRun, TrackingConfig
+from freerun.telemetry.tracking import BackgroundSink, TrackedRun, TrackingConfig
 
 RECORD = {
     "update": 5,

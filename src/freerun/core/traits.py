@@ -14,7 +14,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from freerun.core.collector_settings import ModeOptions
+from freerun.core.declared_settings import ModeOptions
 from freerun.core.errors import UserError
 
 

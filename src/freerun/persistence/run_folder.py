@@ -19,12 +19,13 @@ from safetensors.numpy import save
 
 from freerun.core import Array, EnvSpaces, FloatArray, UserError
 from freerun.persistence.files import read_json, refuse_huge, write_atomically
-from freerun.persistence.link_check import refuse_links_out
 from freerun.persistence.space_codec import pack_spaces, unpack_spaces
 
 logger = logging.getLogger("freerun")
 
 CONFIG, SUMMARY, POLICY, LOCK = "config.json", "summary.json", "policy.safetensors", ".lock"
+DIFFER_BETWEEN_SEEDS = ("seed", "run_dir", "quiet", "watch", "display")
+"""What may differ between runs of the same training with different seeds. Only the seed changes what is learned."""
 
 
 class RunFolder:
@@ -69,7 +70,7 @@ class RunFolder:
 
     def claim(self) -> Callable[[], None]:
         """Lock the folder against other runs, until the returned function is called or this process ends."""
-        refuse_links_out(self.path)
+        _refuse_links_out(self.path)
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         # The kernel holds the lock with the open file, so it ends with the process, however that ends. A lock file that
         # must be removed would stay behind after a kill.
@@ -163,3 +164,25 @@ def _unused(path: Path) -> Path:
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
+
+
+def _refuse_links_out(folder: Path) -> None:
+    """Refuse symbolic links that lead out of a run folder: a run that is resumed would write to their targets.
+
+    In a folder from elsewhere, metrics.jsonl could lead to a file of the user's.
+    """
+    top = folder.resolve()
+    # Links to folders are listed but not followed: one could lead in a circle, or through the whole disk.
+    for parent, folders, files in os.walk(top, followlinks=False):
+        for name in (*folders, *files):
+            path = Path(parent) / name
+            if path.is_symlink() and not path.resolve().is_relative_to(top):
+                raise UserError(
+                    f"{path} is a link to {os.readlink(path)}, where a run in {folder} would write: "
+                    "remove it, or put what it leads to in its place"
+                )
+
+
+def without_seed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that runs of the same training with different seeds have in common."""
+    return {name: value for name, value in config.items() if name not in DIFFER_BETWEEN_SEEDS}

@@ -114,3 +114,12 @@ def _shape_text(value: Any) -> str:
 
 def _has_shape(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) or _is_tensor(value)
+
+
+def upgrade_algorithm_state(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an algorithm in the present form, whatever version has written it."""
+    state = dict(algorithm)
+    if "return_moments" in state and "reward_scale" not in state:
+        # PPO once saved only the statistics of the discounted returns, and not the returns of unfinished episodes.
+        state["reward_scale"] = {"moments": state.pop("return_moments"), "of_episodes": {}, "of_simulators": {}}
+    return state

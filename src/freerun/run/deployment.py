@@ -20,7 +20,7 @@ from freerun.persistence import trust as trust_check
 from freerun.persistence.redaction import refuse_redacted
 from freerun.persistence.run_folder import POLICY, PolicyFile, RunFolder, read_policy
 from freerun.run.resume import settings_of
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.factories import make_factory
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import find_algorithm, make_config
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SIZES = ("obs_size", "categories", "gaussian_size")
 """The sizes that a network and its environment must share."""
-Settings = Callable[[Sequence[str]], TrainConfig[Any, Any]]
+Settings = Callable[[Sequence[str]], AnyConfig]
 """Returns the settings of a policy's run, for a list of code that the user trusts."""
 
 
@@ -161,7 +161,7 @@ class SavedPolicy:
     config: dict[str, Any]
     policy_path: Path
 
-    def settings(self, trust: Sequence[str]) -> TrainConfig[Any, Any]:
+    def settings(self, trust: Sequence[str]) -> AnyConfig:
         """Return the settings of the run, after a check that the user trusts the code that they name."""
         trust_check.check(code_in(self.config), self.run_dir, trust)
         refuse_redacted(self.config)

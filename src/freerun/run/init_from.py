@@ -15,9 +15,8 @@ from freerun.persistence import checkpoint
 from freerun.persistence.checkpoint import POLICY, Checkpoint, Damaged
 from freerun.persistence.run_folder import read_policy
 from freerun.persistence.space_codec import pack_spaces
-from freerun.persistence.state_codec import check_fit, to_numpy
-from freerun.persistence.upgrades import upgrade_algorithm_state
-from freerun.settings.config import TrainConfig
+from freerun.persistence.state_codec import check_fit, to_numpy, upgrade_algorithm_state
+from freerun.settings.config import AnyConfig
 
 NETWORK_FLAGS = ("network", "hidden_sizes", "activation", "normalize_obs")
 """The parts of a policy's description that flags decide."""
@@ -70,7 +69,7 @@ def _learned(found: Checkpoint) -> Learned:
     )
 
 
-def start(algorithm: Algorithm, learned: Learned, spaces: EnvSpaces, config: TrainConfig[Any, Any]) -> None:
+def start(algorithm: Algorithm, learned: Learned, spaces: EnvSpaces, config: AnyConfig) -> None:
     """Replace the fresh networks and normalisers by those of another run, if they fit, and say so."""
     algo = config.algo
     if not isinstance(algorithm, WarmStartable):

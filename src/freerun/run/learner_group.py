@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from freerun.core import EnvFailure, FollowerStart, LearnerFailure, LearnerGroup, SingleLearner, UserError
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.registry import find_mode, flatten_config
 from freerun.transport import learner_place, processes
 from freerun.transport.learner_place import LearnerPlace
@@ -41,14 +41,14 @@ class Learner:
     """This process's part in a run."""
 
     peers: LearnerGroup
-    config: TrainConfig[Any, Any]
+    config: AnyConfig
     """Its share of the workers and its device. All learners but the first show and keep nothing."""
     interrupted: Callable[[], None] = lambda: None
     """Call it on KeyboardInterrupt: it raises the failure of another learner, which interrupts this one too."""
 
 
 @contextlib.contextmanager
-def joined(config: TrainConfig[Any, Any], run: Callable[..., Any]) -> Iterator[Learner]:
+def joined(config: AnyConfig, run: Callable[..., Any]) -> Iterator[Learner]:
     """Start the other learners, if nobody else has, and meet them. Each of them calls `run` with the same config."""
     if config.num_learners == 1:
         yield Learner(SingleLearner(), config)
@@ -73,16 +73,16 @@ def joined(config: TrainConfig[Any, Any], run: Callable[..., Any]) -> Iterator[L
         yield Learner(peers, _part_of(config, mine, folder), watch.interrupted if watch else Learner.interrupted)
 
 
-def _uses_ray(config: TrainConfig[Any, Any]) -> bool:
+def _uses_ray(config: AnyConfig) -> bool:
     return find_mode(config.mode).traits.followers is FollowerStart.RAY_TASKS
 
 
-def _shares_workers(config: TrainConfig[Any, Any]) -> bool:
+def _shares_workers(config: AnyConfig) -> bool:
     """True if --num-workers are shared out; otherwise each learner has as many as the mode's settings say."""
     return config.collector.num_workers is None and find_mode(config.mode).traits.workers_flag is not None
 
 
-def _check_workers(config: TrainConfig[Any, Any]) -> None:
+def _check_workers(config: AnyConfig) -> None:
     num_workers = config.num_workers or 1
     if find_mode(config.mode).traits.followers is None:
         raise UserError(f"--mode {config.mode} serves one learner: leave --num-learners out")
@@ -92,7 +92,7 @@ def _check_workers(config: TrainConfig[Any, Any]) -> None:
         )
 
 
-def _check_devices(config: TrainConfig[Any, Any]) -> None:
+def _check_devices(config: AnyConfig) -> None:
     if _uses_ray(config) and config.device.startswith("cuda"):
         raise UserError(
             f"--num-learners with --mode {config.mode} is for learners on CPUs: on GPUs start them with torchrun"
@@ -107,7 +107,7 @@ def _check_same(settings: dict[str, Any], peers: LearnerGroup) -> None:
             raise UserError(f"the learners have different settings: {name} is {settings[name]!r} and {other[name]!r}")
 
 
-def _part_of(config: TrainConfig[Any, Any], mine: LearnerPlace, folder: str | None) -> TrainConfig[Any, Any]:
+def _part_of(config: AnyConfig, mine: LearnerPlace, folder: str | None) -> AnyConfig:
     changes: dict[str, Any] = {}
     if _shares_workers(config):
         changes["num_workers"] = ((config.num_workers or 1) + mine.count - 1 - mine.index) // mine.count
@@ -258,7 +258,7 @@ def _followed(payload: bytes, mine: LearnerPlace) -> Exception | None:
 
 
 @contextlib.contextmanager
-def _meeting_point(config: TrainConfig[Any, Any]) -> Iterator[str]:
+def _meeting_point(config: AnyConfig) -> Iterator[str]:
     """The address where learners find the first one."""
     if not _uses_ray(config):
         yield "127.0.0.1"

@@ -20,9 +20,8 @@ from freerun.persistence.files import LineFile
 from freerun.persistence.redaction import SecretRedactor, without_secrets
 from freerun.persistence.run_folder import RunFolder, pack_policy
 from freerun.run import checkpoint_state, displays, self_tuning
-from freerun.run.run_parts import RunParts
-from freerun.run.run_summary import summarize
-from freerun.settings.config import TrainConfig
+from freerun.run.run_parts import RunParts, summarize
+from freerun.settings.config import AnyConfig
 from freerun.settings.factories import make_factory
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import situation
@@ -30,12 +29,12 @@ from freerun.telemetry.advice import RecentRecords
 from freerun.telemetry.finite_guard import FiniteGuard
 from freerun.telemetry.log_file import LogFile
 from freerun.telemetry.machine_load import MachineLoad
-from freerun.telemetry.metrics_file import MetricsFile
 from freerun.telemetry.perfetto_trace import write_trace
 from freerun.telemetry.time_shares import TimeShares
 from freerun.telemetry.timeline import RecordedTimeline
 from freerun.telemetry.timeline_recorder import TimelineRecorder
 from freerun.telemetry.tracking import TrackedRun
+from freerun.telemetry.update_record import MetricsFile
 from freerun.transport.signals import GRACE_SECONDS, interrupt, interruptible
 
 logger = logging.getLogger("freerun")
@@ -225,7 +224,7 @@ def _make_gauges(parts: RunParts, machine: MachineLoad) -> list[Gauge]:
     return gauges
 
 
-def _has_idle_gpu(config: TrainConfig[Any, Any]) -> bool:
+def _has_idle_gpu(config: AnyConfig) -> bool:
     import torch
 
     return not config.device.startswith("cuda") and torch.cuda.is_available()

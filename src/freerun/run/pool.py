@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import cast
 
 import gymnasium
 
@@ -22,17 +22,15 @@ from freerun.core import (
     SharedSeed,
     SingleLearner,
     StartPoint,
-    TuningBounds,
     background_stages,
 )
 from freerun.persistence.incidents import IncidentFile
-from freerun.settings.config import TrainConfig
+from freerun.run.self_tuning import tuning_bounds
+from freerun.settings.config import AnyConfig
 from freerun.settings.factories import hands_over_episodes
 from freerun.settings.registry import WORKER_MODULES, find_algorithm, find_mode
 from freerun.transport import processes
 from freerun.transport.state_tracks import SharedTracks
-
-DEFAULT_MOST_ENVS_PER_WORKER = 8
 
 
 class Pool:
@@ -45,7 +43,7 @@ class Pool:
         self._collector: ReusableCollector | None = None
 
     def collector(
-        self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: StartPoint, peers: LearnerGroup | None = None
+        self, config: AnyConfig, algorithm: Algorithm, start: StartPoint, peers: LearnerGroup | None = None
     ) -> Collector:
         """Collectors of a training: the workers that the pool has, or new ones."""
         peers = peers or SingleLearner()
@@ -60,11 +58,11 @@ class Pool:
         return JointCollector(self._collector, peers, start, hands_over_episodes(config), takes_turns, *limits)
 
     def _start(
-        self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: StartPoint, peers: LearnerGroup
+        self, config: AnyConfig, algorithm: Algorithm, start: StartPoint, peers: LearnerGroup
     ) -> ReusableCollector:
         num_workers = config.num_workers or 1
-        room = room_for(config)
-        num_tracks = num_workers if room is None else room.max_workers
+        bounds = tuning_bounds(config)
+        num_tracks = num_workers if bounds is None else bounds.max_workers
         if not isinstance(self.factory, TensorEnvs):
             # The fork server reads this list once, when it starts; so nothing may have started it before.
             processes.preload(worker_modules(config.env))
@@ -85,7 +83,7 @@ class Pool:
             self.incidents,
             config.algorithm.acceleration if find_algorithm(config.algo).traits.has_acceleration else "auto",
             start if peers.count == 1 else share_of_start(start, peers),
-            room,
+            bounds,
             self.factory.spec.max_episode_steps,
             config.mode,
         )
@@ -102,19 +100,6 @@ class Pool:
         if self._collector is not None:
             self._collector.close()
         self.incidents.close()
-
-
-def room_for(config: TrainConfig[Any, Any]) -> TuningBounds | None:
-    """The bounds within which --adapt may change the mode while it runs; None without --adapt."""
-    bounds = config.adapting
-    if not bounds.adapt:
-        return None
-    can_grow = "num_workers" in find_mode(config.mode).traits.resizable
-    return TuningBounds(
-        bounds.adapt_max_workers or 1 if can_grow else 1,
-        bounds.adapt_max_envs_per_worker or DEFAULT_MOST_ENVS_PER_WORKER,
-        bounds.adapt_max_queue_size,
-    )
 
 
 def worker_modules(env: EnvName) -> list[str]:

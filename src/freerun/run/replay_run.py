@@ -19,7 +19,7 @@ from freerun.persistence.files import MOST_JSON_BYTES, read_json
 from freerun.persistence.redaction import refuse_redacted
 from freerun.persistence.run_folder import CONFIG, POLICY, SUMMARY, read_policy
 from freerun.run import init_from
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.factories import make_algorithm, make_factory
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import find_algorithm, find_mode, make_config
@@ -130,7 +130,7 @@ def _adapted(folder: Path) -> dict[str, float]:
     return largest
 
 
-def _check(config: TrainConfig[Any, Any], record: Sequence[RecordedUpdate], adapted: Mapping[str, float]) -> None:
+def _check(config: AnyConfig, record: Sequence[RecordedUpdate], adapted: Mapping[str, float]) -> None:
     """Refuse a run whose steps and gradients cannot be computed again to the last bit."""
     if not all(recorded.segments for recorded in record):
         raise UserError("a run on environments that are tensors cannot be replayed: its episodes have no numbers")

@@ -29,7 +29,7 @@ from freerun.persistence.files import read_json, write_atomically
 from freerun.persistence.redaction import without_secrets
 from freerun.run.pool import Pool
 from freerun.settings import env_flags
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
 from freerun.settings.factories import make_factory
 from freerun.settings.named_code import code_in
@@ -101,7 +101,7 @@ def is_series(folder: Path) -> bool:
     return (folder / TABLE).is_file()
 
 
-def run_series(config: TrainConfig[Any, Any]) -> list[Result]:
+def run_series(config: AnyConfig) -> list[Result]:
     """Train everything that the table lacks. Ctrl-C ends the current training, and with it the series."""
     config = complete(config)
     trainings = config.env_settings.series()
@@ -136,7 +136,7 @@ def run_series(config: TrainConfig[Any, Any]) -> list[Result]:
     return results
 
 
-def _can_share_workers(config: TrainConfig[Any, Any]) -> bool:
+def _can_share_workers(config: AnyConfig) -> bool:
     """True if one training's workers can serve the next, because nothing of theirs is left over in between."""
     whole = find_mode(config.mode).traits.whole_episodes and config.collector.segment_steps is None
     return whole and find_algorithm(config.algo).traits.on_policy
@@ -161,7 +161,7 @@ def _figures(result: Result) -> dict[str, Any]:
     return {name: result.summary[name] for name in names}
 
 
-def _trial(config: TrainConfig[Any, Any], result: Result) -> Metrics:
+def _trial(config: AnyConfig, result: Result) -> Metrics:
     """Play some episodes with the trained policy, and average what the environment's settings say of each."""
     env = make_factory(config).make_one()
     # Every training is judged by the same episodes, which none of them was trained on.
@@ -174,7 +174,7 @@ def _trial(config: TrainConfig[Any, Any], result: Result) -> Metrics:
     return {name: sum(episode[name] for episode in episodes) / len(episodes) for name in episodes[0]}
 
 
-def print_table(entries: Mapping[str, Mapping[str, Any]], config: TrainConfig[Any, Any], console: Console) -> None:
+def print_table(entries: Mapping[str, Mapping[str, Any]], config: AnyConfig, console: Console) -> None:
     """Print the results so far, one line per training."""
     noun = config.env_settings.series_fields[0]
     formats = {**config.env_settings.trial_columns, "episodes": "{:,}"}

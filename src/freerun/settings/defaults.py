@@ -12,8 +12,7 @@ import psutil
 
 from freerun.adapters.isaac_launch import is_isaac_task, resolve
 from freerun.core import AlgorithmTraits, UserError
-from freerun.settings.adapt_config import AdaptConfig
-from freerun.settings.config import DEFAULT_TOTAL_STEPS, TrainConfig
+from freerun.settings.config import DEFAULT_TOTAL_STEPS, AdaptConfig, AnyConfig
 from freerun.settings.factories import episodes_per_update, is_tensors
 from freerun.settings.registry import MODES, find_algorithm, find_mode
 from freerun.transport import learner_place
@@ -24,7 +23,7 @@ WORKERS_PER_CORE, MOST_WORKERS, WORKER_BYTES = 32, 256, 100_000_000
 """How far --adapt goes if no bound is given; the last is the memory of one worker, so that all of them fit."""
 
 
-def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
+def complete(config: AnyConfig) -> AnyConfig:
     """Fill in what the mode, the algorithm, the environment and the machine suggest."""
     mode, algorithm = find_mode(config.mode).traits, find_algorithm(config.algo).traits
     changes: dict[str, Any] = {"num_learners": num_learners(config)}
@@ -69,7 +68,7 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
     return dataclasses.replace(config, **changes)
 
 
-def num_learners(config: TrainConfig[Any, Any]) -> int:
+def num_learners(config: AnyConfig) -> int:
     """The number of learners: as configured, or as many as torchrun has started."""
     place = learner_place.current()
     if place is None:
@@ -85,7 +84,7 @@ def default_num_workers() -> int:
     return num_cores if place is None else max(place.count, num_cores * place.count // place.local_count)
 
 
-def check_adapting(config: TrainConfig[Any, Any]) -> None:
+def check_adapting(config: AnyConfig) -> None:
     """Refuse what --adapt cannot move."""
     bounds, mode, resizable = config.adapting, config.mode, find_mode(config.mode).traits.resizable
     if not bounds.adapt:
@@ -113,7 +112,7 @@ def check_adapting(config: TrainConfig[Any, Any]) -> None:
             raise UserError(f"{flag} {most} is less than the {start} that the run starts with: raise it")
 
 
-def _adapting(config: TrainConfig[Any, Any], num_workers: int, num_learners: int) -> AdaptConfig:
+def _adapting(config: AnyConfig, num_workers: int, num_learners: int) -> AdaptConfig:
     """The bounds of --adapt, with those filled in that were left open."""
     check_adapting(config)
     if num_learners > 1:
@@ -135,7 +134,7 @@ def _filled_in(collector: Any, defaults: Mapping[str, int]) -> Any:
     )
 
 
-def _suited(config: TrainConfig[Any, Any], traits: AlgorithmTraits, unit_steps: int | None, takes_turns: bool) -> Any:
+def _suited(config: AnyConfig, traits: AlgorithmTraits, unit_steps: int | None, takes_turns: bool) -> Any:
     """The algorithm's settings, with those filled in that were left to the mode."""
     algorithm = config.algorithm
     changes: dict[str, Any] = {}

@@ -26,8 +26,7 @@ from freerun.core import (
     import_callable,
 )
 from freerun.settings import env_flags, own_classes
-from freerun.settings.adapt_config import AdaptConfig
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AdaptConfig, AnyConfig, TrainConfig
 from freerun.settings.foreign_names import name_here
 from freerun.telemetry.advice import Situation
 from freerun.telemetry.tracking import TrackingConfig
@@ -249,7 +248,7 @@ def real_name(mode: str) -> str:
     return next((name for name, entry in MODES.items() if mode in entry.traits.aliases), mode)
 
 
-def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
+def make_config(options: Mapping[str, Any]) -> AnyConfig:
     """A config from flat names: those of config.json, of `freerun.train()` and of the flags."""
     parts = part_classes(options)
     names = {part: _field_names(kind) for part, kind in parts.items()}
@@ -328,7 +327,7 @@ def _words(kind: Any) -> str:
     return kind.__name__ if kind.__class__ is type else str(kind).replace("typing.", "")
 
 
-def flatten_config(config: TrainConfig[Any, Any]) -> dict[str, Any]:
+def flatten_config(config: AnyConfig) -> dict[str, Any]:
     """The reverse of `make_config`, ready for JSON."""
     flat = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for part in PARTS:

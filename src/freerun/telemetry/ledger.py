@@ -31,17 +31,22 @@ import json
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freerun.core import AnySegment, Counts, Metrics, Segment, StartPoint, TensorSegment
-from freerun.telemetry.line_writer import LineWriter
 
 NUM_RECENT_EPISODES = 100
 Pieces = list[list[list[int]]]
 """A segment in short: for each of its columns, a list of [episode, number of steps, version], in order of time."""
+
+
+class LineWriter(Protocol):
+    """A file that takes one line of text at a time, with its line break."""
+
+    def write(self, line: str) -> object: ...
 
 
 class Ledger:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from freerun.persistence.seed_groups import without_seed
+from freerun.persistence.run_folder import without_seed
 
 HEADLINE = ("env", "algo", "mode", "num_workers")
 """The settings that the page names for every run."""
