@@ -146,5 +146,5 @@ def _train(parts: RunParts, outputs: RunOutputs, interrupted: Callable[[], None]
 
 
 def _trusted_settings(config: AnyConfig, trust: Sequence[str]) -> AnyConfig:
-    """The settings of a run of this very process: its code needs nobody's trust."""
+    """Return the settings of a run of this very process: its code needs nobody's trust."""
     return config

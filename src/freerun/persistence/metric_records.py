@@ -15,7 +15,7 @@ MOST_NAMES = 2000
 
 
 def read_record(line: str | bytes) -> dict[str, float | None]:
-    """The metrics of one line; None for a value that was not finite. Raises ValueError for anything else."""
+    """Return the metrics of one line; None for a value that was not finite. Raises ValueError for anything else."""
     if len(line) > MOST_LINE_BYTES:
         raise ValueError("the line is too long")
     try:
@@ -36,7 +36,7 @@ def _number(value: object) -> float | None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, float | None]]:
-    """The records of all whole lines."""
+    """Yield the records of all whole lines."""
     if not path.is_file():
         raise UserError(f"{path} is missing: name the folder of a run that freerun has trained")
     with path.open("rb") as file:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from freerun.core import Array, EnvSpaces, FloatArray, UserError
-from freerun.persistence.files import read_json, refuse_huge, write_atomically
+from freerun.persistence.files import read_json, refuse_huge, write_atomically, write_json
 from freerun.persistence.space_codec import pack_spaces, unpack_spaces
 
 logger = logging.getLogger("freerun")
@@ -60,7 +60,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of a run that has ended. Raises UserError if it is none."""
+        """Open the folder of a run that has ended. Raises UserError if it is none."""
         for name in (CONFIG, POLICY):
             if not (path / name).is_file():
                 raise UserError(
@@ -93,7 +93,7 @@ class RunFolder:
         """Write the policy and the summary of a run that has ended; False, with a warning, if that fails."""
         try:
             write_atomically(self.path / POLICY, policy)
-            self._write_json(SUMMARY, summary)
+            write_json(self.path / SUMMARY, summary)
         except OSError as error:
             logger.warning("policy and summary could not be written to %s: %s", self.path, error.strerror)
             return False
@@ -113,14 +113,11 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.json. A run that is resumed can do without a new one; a new run cannot."""
         try:
-            self._write_json(CONFIG, config)
+            write_json(self.path / CONFIG, config)
         except OSError as error:
             if not (self.path / CONFIG).exists():
                 raise UserError(f"cannot write to {self.path}: {error.strerror}; name another --run-dir") from None
             logger.warning("%s could not be replaced and stays as it was: %s", self.path / CONFIG, error.strerror)
-
-    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
 
 
 class PolicyFile(NamedTuple):
@@ -134,7 +131,7 @@ class PolicyFile(NamedTuple):
 
 
 def pack_policy(arrays: Mapping[str, FloatArray], description: Mapping[str, Any], spaces: EnvSpaces) -> bytes:
-    """The bytes of policy.safetensors."""
+    """Return the bytes of policy.safetensors."""
     # All metadata in one text: safetensors writes several entries in random order, and equal policies should be equal
     # files.
     about = {**description, "spaces": pack_spaces(spaces)}
@@ -159,7 +156,7 @@ def read_policy(path: Path) -> PolicyFile:
 
 
 def _unused(path: Path) -> Path:
-    """The path itself, or with a number appended if it exists."""
+    """Return the path, with a number appended if it exists."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
@@ -184,5 +181,5 @@ def _refuse_links_out(folder: Path) -> None:
 
 
 def without_seed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that runs of the same training with different seeds have in common."""
+    """Return the settings that runs of the same training with different seeds have in common."""
     return {name: value for name, value in config.items() if name not in DIFFER_BETWEEN_SEEDS}

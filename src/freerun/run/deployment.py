@@ -75,7 +75,7 @@ class TrainedPolicy:
 
     __call__ = predict
 
-    def act(self, *_: Any, **__: Any) -> NoReturn:
+    def act(self, *_: object, **__: object) -> NoReturn:
         raise UserError("a trained policy has no act(): call policy.predict(obs), with one observation or a batch")
 
     def _read(self, obs: Any) -> tuple[Array, bool]:

@@ -259,7 +259,7 @@ def _followed(payload: bytes, mine: LearnerPlace) -> Exception | None:
 
 @contextlib.contextmanager
 def _meeting_point(config: AnyConfig) -> Iterator[str]:
-    """The address where learners find the first one."""
+    """Yield the address where learners find the first one."""
     if not _uses_ray(config):
         yield "127.0.0.1"
         return

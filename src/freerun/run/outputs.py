@@ -139,7 +139,7 @@ class RunOutputs:
         return None if state is None else (state | self._adapted(), self._packed_policy())
 
     def _adapted(self) -> dict[str, Any]:
-        """The values that --adapt has reached, for the checkpoint and the summary; nothing without --adapt."""
+        """Return the values that --adapt has reached, for the checkpoint and the summary; nothing without --adapt."""
         return {"adapted": {tunable.name: tunable.read() for tunable in self._tunables}} if self._tunables else {}
 
     def _packed_policy(self) -> bytes:
@@ -149,7 +149,8 @@ class RunOutputs:
     # ------------------------------------------------------------------------------------------ the end of a run
 
     def interruptible(self) -> AbstractContextManager[Any]:
-        """Within it, Ctrl-C and SIGTERM let the update finish, for a few seconds. A second one ends the run at once."""
+        """Return a context in which Ctrl-C and SIGTERM let the update finish, for a few seconds; a second one ends the
+        run."""
         if self._is_follower:
             return contextlib.nullcontext()
         return interruptible(lambda: self._checkpoints.can_save, self._checkpoints.ask_to_stop)
@@ -180,7 +181,8 @@ class RunOutputs:
         return is_at_rest and not late
 
     def _saved_policy(self) -> bytes | None:
-        """The policy of the last whole update. Half of an update must be neither a checkpoint nor the final policy."""
+        """Return the policy of the last whole update. Half of an update must be neither a checkpoint nor the final
+        policy."""
         if self._is_follower:
             return None
         logger.warning(

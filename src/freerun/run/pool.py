@@ -45,7 +45,7 @@ class Pool:
     def collector(
         self, config: AnyConfig, algorithm: Algorithm, start: StartPoint, peers: LearnerGroup | None = None
     ) -> Collector:
-        """Collectors of a training: the workers that the pool has, or new ones."""
+        """Return the collector of a training. It uses the workers that the pool has, or starts new ones."""
         peers = peers or SingleLearner()
         if self._collector is None:
             self._collector = self._start(config, algorithm, start, peers)
@@ -103,8 +103,8 @@ class Pool:
 
 
 def worker_modules(env: EnvName) -> list[str]:
-    """The modules that workers need, with that of a registered environment. The fork server loads them once, so they
-    cost each worker neither time nor memory."""
+    """Return the modules that workers need, with that of a registered environment. The fork server loads them once, so
+    they cost each worker neither time nor memory."""
     spec = gymnasium.registry.get(env) if isinstance(env, str) else None
     own = [spec.entry_point.partition(":")[0]] if spec and isinstance(spec.entry_point, str) else []
     return [*WORKER_MODULES, *own]

@@ -19,7 +19,7 @@ DEFAULT_MOST_ENVS_PER_WORKER = 8
 
 
 def tuning_bounds(config: AnyConfig) -> TuningBounds | None:
-    """The bounds within which --adapt may change the mode while it runs; None without --adapt."""
+    """Return the bounds within which --adapt may change the mode while it runs; None without --adapt."""
     given = config.adapting
     if not given.adapt:
         return None

@@ -25,7 +25,7 @@ from freerun.core import EnvSettings, HeldOutSeed, Metrics, Purpose, UserError
 from freerun.experiment import Result, run
 from freerun.persistence import checkpoint, trust
 from freerun.persistence.checkpoint import Checkpoint
-from freerun.persistence.files import read_json, write_atomically
+from freerun.persistence.files import read_json, write_json
 from freerun.persistence.redaction import without_secrets
 from freerun.run.pool import Pool
 from freerun.settings import env_flags
@@ -70,7 +70,7 @@ class SeriesTable:
     def _write(self) -> None:
         content = {"settings": self._settings, "orders": self._names, "workflows": self.entries}
         try:
-            write_atomically(self.path, (json.dumps(content, indent=2) + "\n").encode())
+            write_json(self.path, content)
         except OSError as error:
             logger.warning("%s could not be written: %s", self.path, error.strerror)
 

@@ -61,7 +61,7 @@ def complete(config: AnyConfig) -> AnyConfig:
         changes["max_lag"] = 0 if takes_turns else algorithm.default_max_lag
     if config.on_nan is None:
         changes["on_nan"] = "stop" if mode.whole_episodes else "continue"
-    collector = changes.get("collector", config.collector)
+    collector: Any = changes.get("collector", config.collector)
     changes["algorithm"] = _suited(config, algorithm, collector.unit_steps, takes_turns)
     if changes["num_learners"] > 1:
         changes["algorithm"] = _for_several(changes["algorithm"], algorithm, changes.get("device", config.device))
@@ -69,7 +69,7 @@ def complete(config: AnyConfig) -> AnyConfig:
 
 
 def num_learners(config: AnyConfig) -> int:
-    """The number of learners: as configured, or as many as torchrun has started."""
+    """Return the number of learners: as configured, or as many as torchrun has started."""
     place = learner_place.current()
     if place is None:
         return config.num_learners
@@ -79,7 +79,7 @@ def num_learners(config: AnyConfig) -> int:
 
 
 def default_num_workers() -> int:
-    """One worker per core, over all machines."""
+    """Return one worker per core, over all machines."""
     place, num_cores = learner_place.current(), os.cpu_count() or 1
     return num_cores if place is None else max(place.count, num_cores * place.count // place.local_count)
 
@@ -113,7 +113,7 @@ def check_adapting(config: AnyConfig) -> None:
 
 
 def _adapting(config: AnyConfig, num_workers: int, num_learners: int) -> AdaptConfig:
-    """The bounds of --adapt, with those filled in that were left open."""
+    """Return the bounds of --adapt, with those filled in that were left open."""
     check_adapting(config)
     if num_learners > 1:
         raise UserError("--adapt tunes a run with one learner: leave --num-learners out")
@@ -128,14 +128,14 @@ def _adapting(config: AnyConfig, num_workers: int, num_learners: int) -> AdaptCo
 
 
 def _filled_in(collector: Any, defaults: Mapping[str, int]) -> Any:
-    """A mode's settings, with these where they were left open."""
+    """Return a mode's settings, with these values where they were left open."""
     return dataclasses.replace(
         collector, **{name: value for name, value in defaults.items() if getattr(collector, name) is None}
     )
 
 
 def _suited(config: AnyConfig, traits: AlgorithmTraits, unit_steps: int | None, takes_turns: bool) -> Any:
-    """The algorithm's settings, with those filled in that were left to the mode."""
+    """Return the algorithm's settings, with those filled in that were left to the mode."""
     algorithm = config.algorithm
     changes: dict[str, Any] = {}
     is_open = traits.counts_steps and algorithm.steps_per_update is None and episodes_per_update(config) is None
@@ -147,7 +147,7 @@ def _suited(config: AnyConfig, traits: AlgorithmTraits, unit_steps: int | None, 
 
 
 def _for_several(algorithm: Any, traits: AlgorithmTraits, device: str) -> Any:
-    """The algorithm's settings, changed where several learners cannot do what one can."""
+    """Return the algorithm's settings, changed where several learners cannot do what one can."""
     changes = {}
     if traits.has_acceleration and algorithm.acceleration == "auto" and device.startswith("cuda"):
         changes["acceleration"] = "none"

@@ -50,13 +50,13 @@ def hands_over_episodes(config: AnyConfig) -> bool:
 
 
 def episodes_per_update(config: AnyConfig) -> int | None:
-    """Whole episodes that each update learns from; None if the algorithm counts steps instead."""
+    """Return whole episodes that each update learns from; None if the algorithm counts steps instead."""
     counted = find_algorithm(config.algo).traits.counts_episodes
     return config.algorithm.episodes_per_update if counted else None
 
 
 def episode_remedy(config: AnyConfig, demand: Demand) -> str | None:
-    """What to do about episodes that do not end, in flags that this run has; None if nobody waits for their end."""
+    """Say what to do about episodes that do not end, in flags that this run has; None if nobody waits for their end."""
     mode = find_mode(config.mode).traits
     if not hands_over_episodes(config) or (mode.takes_turns and not demand.whole_episodes):
         return None
@@ -118,7 +118,7 @@ def _check_actions(config: AnyConfig, spec: EnvSpec) -> None:
 
 
 def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorithm: Algorithm) -> list[str]:
-    """What the user should know before the run begins, although it can begin: a sentence for each thing."""
+    """Return what the user should know before a run begins, although it can begin: a sentence for each thing."""
     found = []
     traits = find_algorithm(config.algo).traits
     if factory.image_shape is not None and isinstance(algorithm.policy, MLPActor):
@@ -137,12 +137,12 @@ def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorith
 
 
 def _first_with_network() -> str:
-    """An algorithm that takes networks of the user's own."""
+    """Return an algorithm that takes networks of the user's own."""
     return next(name for name, entry in ALGORITHMS.items() if entry.traits.has_network)
 
 
 def _script() -> str:
-    """Where this program lies, as information for whoever reads the log later."""
+    """Return where this program lies, for whoever reads the log later."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     return "" if path is None else f" ({path})"
 

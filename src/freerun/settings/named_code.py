@@ -9,7 +9,7 @@ from freerun.settings.registry import TRACKERS
 
 
 def code_in(options: Mapping[str, Any]) -> list[str]:
-    """Everything in these settings that needs the user's trust if they come from elsewhere: callables, modules,
+    """Return everything in these settings that needs the user's trust if they come from elsewhere: callables, modules,
     folders, clusters, and where a run's metrics would go. Nothing of it is imported to find out."""
     found = [options.get(name) for name in ("env", "network", "termination", "algo", "mode")]
     env_args = options.get("env_args")

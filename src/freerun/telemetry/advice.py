@@ -55,7 +55,7 @@ FIGURES = {
 
 
 def mean_record(records: Iterable[Mapping[str, float | None]]) -> Metrics:
-    """The mean of each metric over several records. A single update says little about who waits for whom."""
+    """Return the mean of each metric over several records. A single update says little about who waits for whom."""
     sums: dict[str, tuple[float, int]] = {}
     for record in records:
         for name, value in record.items():
@@ -92,7 +92,7 @@ class RecentRecords:
         self._records.append(metrics)
 
     def advice(self) -> str | None:
-        """One sentence on the last records; None if there is nothing to improve."""
+        """Return one sentence on the last records; None if there is nothing to improve."""
         return advise(mean_record(self._records), self._situation) if self._records else None
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class RecentRecords:
 
 
 def advise(metrics: Mapping[str, float], situation: Situation) -> str | None:
-    """What slows the run down most, and what to try; None if nothing does."""
+    """Say what slows the run down most, and what to try; None if nothing does."""
     return _about_waiting(metrics, situation) or _about_targets(metrics, situation)
 
 

@@ -85,7 +85,7 @@ class LiveDisplay:
         self._live.stop()
 
     def __rich__(self) -> RenderableType:
-        """The picture of this moment. rich calls this method of whatever it prints."""
+        """Draw the picture of this moment. rich calls this method of whatever it prints."""
         title = Text(self._title, style="bold")
         if not self._metrics:  # before the first update there is nothing else to show
             return Group(title, self._progress(), *self._status(at_once=True))
@@ -154,7 +154,7 @@ class LiveDisplay:
         return [Text.assemble(f"{name} ", *_bar(share, width), f" {words}") for name, (share, words) in rows.items()]
 
     def _status(self, at_once: bool = False) -> list[RenderableType]:
-        """What the run is waiting for, if there has been no update for some time."""
+        """Say what the run is waiting for, if there has been no update for some time."""
         if self._is_closed:
             return []
         if self._waiting.seconds >= SILENT_SECONDS:
@@ -214,7 +214,7 @@ def _figure(name: str, value: str, style: str = "bold cyan") -> Text:
 
 
 def _style(name: str, metrics: Mapping[str, float]) -> str:
-    """Green within the target range, yellow outside it."""
+    """Choose green within the target range, and yellow outside it."""
     figure = FIGURES.get(name)
     if figure is None or not figure.target:
         return "bold cyan"
@@ -222,7 +222,7 @@ def _style(name: str, metrics: Mapping[str, float]) -> str:
 
 
 def _grid(rows: Sequence[Sequence[Text]], width: int) -> Table:
-    """A table with as many columns as the width allows, so that no figure is cut or wrapped."""
+    """Make a table with as many columns as the width allows, so that no figure is cut or wrapped."""
     # Try the widest layout first; one column always has to do.
     for num_columns in range(max(map(len, rows)), 0, -1):
         lines = [row[start : start + num_columns] for row in rows for start in range(0, len(row), num_columns)]
