@@ -105,7 +105,7 @@ def run(
         collector = pool.collector(config, algorithm, start, group)
         startup_seconds = time.perf_counter() - began
         budget = Budget(config.total_steps, config.total_episodes)
-        assert pool.tracks is not None
+        assert pool.tracks is not None  # `pool.collector` has made them
         made = (algorithm, collector, ledger, budget, pool.tracks, pool.incidents)
         parts = RunParts(config, settings, pool.factory.spaces, *made, startup_seconds)
         outputs = stack.enter_context(RunOutputs(parts, folder, resumed_here, is_follower=not is_first))

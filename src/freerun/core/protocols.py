@@ -141,6 +141,7 @@ class Tunable:
         """`value` times `factor`, rounded away from `value` and within the bounds."""
         wanted = value * factor
         if self.is_whole:
+            # Rounded to the nearest, a small number such as 1 · 1.25 would never change.
             wanted = math.ceil(wanted) if factor > 1 else math.floor(wanted)
         return self.fit(wanted)
 

@@ -31,6 +31,7 @@ class RequiredPackage:
 
     @property
     def is_installed(self) -> bool:
+        # This looks for the package without importing it, which may take seconds.
         return importlib.util.find_spec(self.module) is not None
 
     @property

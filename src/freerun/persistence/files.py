@@ -19,7 +19,9 @@ from freerun.core import UserError
 logger = logging.getLogger("freerun")
 
 MOST_JSON_BYTES = 64 << 20
+"""No JSON file and no line of a run is larger. A larger one from elsewhere would only take all memory."""
 HASHED_AT_ONCE = 1 << 20
+"""Bytes per read, so that a file of gigabytes is never in memory as a whole."""
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from freerun.core import UserError
 
 MOST_LINE_BYTES = 4 << 20
+"""A line of a run has a few kilobytes. A longer one from elsewhere would only take memory."""
 MOST_NAMES = 2000
 """The most metrics in one line. A run has about a hundred, and one share for each lag."""
 

@@ -25,6 +25,7 @@ from freerun.persistence.state_codec import to_numpy
 FOLDER = "rows"
 NAME = re.compile(r"[\w.-]+-\d+-\d+-[0-9a-f]{16}\.safetensors", re.ASCII)
 CHUNK_BYTES = 8 << 20
+"""The size of a full chunk. A checkpoint writes at most half a chunk of old rows again."""
 
 
 @dataclass(frozen=True)

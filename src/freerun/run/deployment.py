@@ -16,14 +16,12 @@ from freerun.adapters.tensor_envs import is_only_tensors
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.core import Array, EnvSpaces, EnvSpec, FloatArray, Policy, UserError
 from freerun.persistence import checkpoint
-from freerun.persistence import trust as trust_check
-from freerun.persistence.redaction import refuse_redacted
 from freerun.persistence.run_folder import POLICY, PolicyFile, RunFolder, read_policy
 from freerun.run.resume import settings_of
 from freerun.settings.config import AnyConfig
 from freerun.settings.factories import make_factory
-from freerun.settings.named_code import code_in
-from freerun.settings.registry import find_algorithm, make_config
+from freerun.settings.named_code import trusted_config
+from freerun.settings.registry import find_algorithm
 
 if TYPE_CHECKING:
     from freerun.algorithms.policies.torch_actor import TorchActor
@@ -163,9 +161,7 @@ class SavedPolicy:
 
     def settings(self, trust: Sequence[str]) -> AnyConfig:
         """Return the settings of the run, after a check that the user trusts the code that they name."""
-        trust_check.check(code_in(self.config), self.run_dir, trust)
-        refuse_redacted(self.config)
-        return make_config(self.config)
+        return trusted_config(self.config, self.run_dir, trust)
 
     @classmethod
     def find(cls, place: Path, which: str | None = None) -> SavedPolicy:
@@ -194,6 +190,7 @@ class SavedPolicy:
             found = checkpoint.load_settings(path)
         except checkpoint.Damaged as damage:
             raise UserError(f"{path} cannot be used: {damage}") from None
+        # RUN_DIR/checkpoints/update-000000120
         run_dir = path.parent.parent
         return cls(run_dir, settings_of(found, run_dir), path / POLICY)
 

@@ -190,6 +190,7 @@ class _Camera:
         frames: Any = self._film.render()
         pictures = [Image.fromarray(frame) for frame in frames]
         path = self._folder / f"episode-{episode}.gif"
+        # loop=0: the film is shown again and again.
         pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=self._frame_milliseconds, loop=0)
         return path
 

@@ -182,6 +182,7 @@ def _part(state: Any, path: str) -> Any:
 
 def _with_part(state: Mapping[str, Any], path: str, part: Any) -> dict[str, Any]:
     name, _, rest = path.partition("/")
+    # A copy of each mapping on the path: the algorithm's own state must not change before all is checked.
     return {**state, name: _with_part(state[name], rest, part) if rest else part}
 
 

@@ -42,6 +42,7 @@ logger = logging.getLogger("freerun")
 STAGE_SECONDS = 1.0
 """How long an interrupted run waits for stages that run beside the learner."""
 POLL_SECONDS = 0.05
+"""How often `abandon` looks whether the learner has finished its update."""
 
 
 class RunOutputs:
@@ -52,6 +53,7 @@ class RunOutputs:
         self._parts = parts
         self._folder = folder
         self._is_follower = is_follower
+        # A run folder may be moved or copied, so its files do not say where it is.
         self._settings = without_secrets({**parts.settings, "run_dir": None})
         self._redactor = SecretRedactor(parts.settings)
         self._tunables: list[Tunable] = []
@@ -61,6 +63,7 @@ class RunOutputs:
         """False if the disk did not take everything."""
         with ExitStack() as stack:
             self._open(stack, resumed)
+            # All is open: from now on `__exit__` closes it. If something has failed, the `with` has closed the rest.
             self._stack = stack.pop_all()
         self._began = time.perf_counter()
 

@@ -67,6 +67,7 @@ class Pool:
             # The fork server reads this list once, when it starts; so nothing may have started it before.
             processes.preload(worker_modules(config.env))
         stages = background_stages(algorithm)
+        # `TimeShares` relies on this order: workers, the learner, its stages.
         names = [*(f"worker {worker}" for worker in range(num_tracks)), "learner", *stages]
         self.tracks = SharedTracks(processes.context(), names)
         for track, stage in enumerate(stages.values(), start=num_tracks + 1):
@@ -74,6 +75,7 @@ class Pool:
         settings = CollectorSettings(
             num_workers,
             config.max_lag,
+            # Each of several learners plays episodes that no other one plays.
             config.seed if peers.count == 1 else SharedSeed(config.seed, peers.index, peers.count),
             config.deterministic,
             self.tracks,

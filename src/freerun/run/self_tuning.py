@@ -16,6 +16,7 @@ from freerun.tuning.live_tuner import FILE_NAME, LiveTuner
 from freerun.tuning.rules import Circumstances
 
 DEFAULT_MOST_ENVS_PER_WORKER = 8
+"""The bound of --adapt-max-envs-per-worker, if it is not given."""
 
 
 def tuning_bounds(config: AnyConfig) -> TuningBounds | None:

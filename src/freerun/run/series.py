@@ -41,6 +41,7 @@ logger = logging.getLogger("freerun")
 TABLE = "workflows.json"
 """The file of the table. Its name and its keys are those of the first series, workflows: old folders have them."""
 TRIAL_EPISODES = 20
+"""Episodes by which a trained policy is judged for the table."""
 ABOUT_ONE_RUN = ("run_dir", "quiet", "watch", *(field.name for field in dataclasses.fields(TrackingConfig)))
 """Settings that may differ between two calls that continue the same table."""
 
@@ -56,6 +57,7 @@ class SeriesTable:
         self.entries: dict[str, dict[str, Any]] = {}
         if self.path.exists():
             known = read_table(folder)
+            # Through JSON and back, because a file has lists where settings have tuples.
             if _given(known["settings"]) != _given(json.loads(json.dumps(self._settings))):
                 noun = env_settings.series_fields[0]
                 raise UserError(f"{folder} holds {noun}s trained with other settings: name another --run-dir")
@@ -128,7 +130,7 @@ def run_series(config: AnyConfig) -> list[Result]:
             result = run(own, pool, number if pool else 0, found)
             results.append(result)
             if result.summary["outcome"] != "finished":
-                break
+                break  # without an entry in the table, so that a later call continues this training
             table.add(name, {"run": path.name, **_figures(result), **_trial(own, result)})
             if not config.quiet:
                 console = Console(stderr=True)

@@ -48,13 +48,13 @@ class AdaptConfig:
         given = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
         if not self.adapt and given:
             raise UserError(f"--{given[0].replace('_', '-')} is a bound of --adapt: give that too")
-        for name in given:
+        require_positive(
+            self, "adapt_max_workers", "adapt_max_envs_per_worker", "adapt_max_queue_size", "adapt_max_minibatch"
+        )
+        for name in ("adapt_min_update_ratio", "adapt_window"):
             value = getattr(self, name)
-            if name == "adapt_min_update_ratio" or name == "adapt_window":
-                if value <= 0:
-                    raise UserError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
-            elif value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+            if value is not None and value <= 0:
+                raise UserError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
 
 
 @dataclass(frozen=True)

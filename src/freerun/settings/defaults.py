@@ -79,8 +79,9 @@ def num_learners(config: AnyConfig) -> int:
 
 
 def default_num_workers() -> int:
-    """Return one worker per core, over all machines."""
+    """Return the number of workers if none is given: one per core, over all machines."""
     place, num_cores = learner_place.current(), os.cpu_count() or 1
+    # place.count / place.local_count is the number of machines, if all of them have as many learners as this one.
     return num_cores if place is None else max(place.count, num_cores * place.count // place.local_count)
 
 

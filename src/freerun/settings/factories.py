@@ -50,7 +50,7 @@ def hands_over_episodes(config: AnyConfig) -> bool:
 
 
 def episodes_per_update(config: AnyConfig) -> int | None:
-    """Return whole episodes that each update learns from; None if the algorithm counts steps instead."""
+    """Return how many whole episodes each update learns from; None if the algorithm counts steps instead."""
     counted = find_algorithm(config.algo).traits.counts_episodes
     return config.algorithm.episodes_per_update if counted else None
 
@@ -93,7 +93,7 @@ def make_algorithm(
 
     device = config.device
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device)  # torch refuses a device only when it is used
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from None
     torch.set_num_threads(config.learner_threads)

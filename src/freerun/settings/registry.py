@@ -152,6 +152,7 @@ AnyEntry = TypeVar("AnyEntry", ModeEntry, AlgorithmEntry, TrackerEntry)
 
 def _load(target: str) -> Any:
     module, _, name = target.partition(":")
+    # A dotted name leads into a class: the settings of a user's own algorithm are module:Class.Config.
     return operator.attrgetter(name)(importlib.import_module(module))
 
 

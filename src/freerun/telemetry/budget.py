@@ -45,7 +45,7 @@ class Budget:
         return False
 
     def steps_left(self, ledger: Ledger) -> int | None:
-        """Return steps until --total-steps is reached; None if the run has no such limit."""
+        """Return how many steps are left until --total-steps is reached; None if the run has no such limit."""
         return None if self.total_steps is None else max(0, self.total_steps - ledger.steps)
 
     def within(self, demand: Demand, ledger: Ledger) -> Demand:

@@ -331,7 +331,7 @@ class Ledger:
 
 
 def pieces(segment: Segment) -> Pieces:
-    """Return what it takes to play the segment again: randomness belongs to the episode, so numbers and versions do."""
+    """Return what it takes to play the segment again. Randomness belongs to the episode, so this is enough."""
     episode, version = segment.episode, segment.version
     if segment.after_gap is not None:
         # In ledger.jsonl, an episode is written as −1 − number where steps before are missing.

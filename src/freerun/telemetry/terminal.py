@@ -239,6 +239,7 @@ def _grid(rows: Sequence[Sequence[Text]], width: int) -> Table:
 
 def _what_workers_wait_for(metrics: Mapping[str, float]) -> str:
     shares = {what: metrics.get(f"workers_waiting_for_{what}_share", 0.0) for what in ("slot", "weights", "others")}
+    # Smaller shares would be shown as 0 %.
     waits = [f"{share:.0%} {what}" for what, share in shares.items() if share >= 0.005]
     return f", waits {' '.join(waits)}" if waits else ""
 

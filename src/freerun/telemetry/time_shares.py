@@ -79,7 +79,7 @@ class TimeShares:
             self._tracks.set_state(self._num_workers, state)
 
     def _worker_seconds(self) -> list[float]:
-        """Return seconds in each state so far, summed over all workers."""
+        """Return the seconds spent in each state so far, summed over all workers."""
         if self._tracks is None:
             return [0.0] * len(State)
         totals = [self._tracks.totals(worker) for worker in range(self._num_workers)]

@@ -74,5 +74,6 @@ def _shares_text(totals: list[float]) -> Text:
     whole = sum(counted.values()) or 1.0
     shares = {name: spent / whole for name, spent in counted.items()}
     busy = shares.pop(STATE_NAMES[State.BUSY])
+    # Smaller shares would be shown as 0 %.
     waits = [f"{share:.0%} {name.removeprefix('waiting-for-')}" for name, share in shares.items() if share >= 0.005]
     return Text(f"{busy:4.0%} busy" + (f", waits {' '.join(waits)}" if waits else ""), style="dim")
