@@ -34,6 +34,7 @@ logger = logging.getLogger("freerun")
 FORMAT = 1
 """The version of the format. It is raised when an older freerun could not read what this one writes."""
 FOLDER, MANIFEST, STATE, TENSORS = "checkpoints", "MANIFEST", "state.json", "tensors.safetensors"
+# Nine digits, so that names sort by age; a very long run may need more. Eighteen fit into 64 bits.
 NAME = re.compile(r"update-\d{9,18}", re.ASCII)
 TEMPORARY = re.compile(r"\.(?:writing|replaced|removed)-.*", re.ASCII)
 # The only names that a manifest may contain. A crafted one could otherwise point to any file of the user's.
@@ -289,6 +290,7 @@ class Checkpoints:
 
     def _prune(self, num_kept: int, keep_best: bool = True) -> None:
         """Remove all checkpoints but the last few and, if wanted, the best one."""
+        # A dict keeps the order of insertion, so the last ones are the newest.
         kept = set(list(self._scores)[-num_kept:])
         scored = {name: score for name, score in self._scores.items() if score is not None}
         if keep_best and scored:

@@ -52,11 +52,13 @@ def complete(config: AnyConfig) -> AnyConfig:
         import torch
 
         changes["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    # With lag, the clock would decide which weights choose an action.
     takes_turns = mode.takes_turns or config.deterministic
     if config.deterministic and algorithm.has_stages and config.algorithm.stages == "concurrent":
         raise UserError(
             f"--deterministic takes the stages of --algo {config.algo} in turn: leave --stages concurrent out"
         )
+    # A mode that never waits cannot keep to a bound, so there it stays open.
     if config.max_lag is None and not mode.never_waits:
         changes["max_lag"] = 0 if takes_turns else algorithm.default_max_lag
     if config.on_nan is None:

@@ -99,6 +99,7 @@ def make_algorithm(
     torch.set_num_threads(config.learner_threads)
     if device.startswith("cuda") and not config.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32: small networks need no more digits
+    # Torch keeps this for the whole process, so it is also switched off again after a run that needed it.
     torch.use_deterministic_algorithms(config.deterministic)
     _check_actions(config, factory.spec)
     algorithm = find_algorithm(config.algo).load()

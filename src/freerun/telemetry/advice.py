@@ -93,7 +93,10 @@ class RecentRecords:
 
     def advice(self) -> str | None:
         """Return one sentence on the last records; None if there is nothing to improve."""
-        return advise(mean_record(self._records), self._situation) if self._records else None
+        # The display's thread asks while the learner's thread writes, and a deque must not change while it is iterated.
+        # Python's lock is held for the whole of this copy.
+        records = tuple(self._records)
+        return advise(mean_record(records), self._situation) if records else None
 
     def close(self) -> None:
         """This sink holds nothing open."""

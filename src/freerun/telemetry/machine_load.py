@@ -22,6 +22,7 @@ class MachineLoad:
             import pynvml  # an optional package, which is there if a handle is
 
             metrics["gpu_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
+        # Replaced as a whole: the learner reads it while the timeline's thread measures, without a lock.
         self._metrics = metrics
         return metrics
 

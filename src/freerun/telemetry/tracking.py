@@ -88,7 +88,7 @@ class BackgroundSink:
                     self._failure = failure
 
     def _raise_failure(self) -> None:
-        # The attribute needs no lock: the thread sets it once, before it can be seen here, and never reads it back.
+        # No lock is needed: both threads only replace one reference. A later failure is raised by a later call.
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
