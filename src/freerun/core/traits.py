@@ -14,7 +14,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from freerun.core.collector_settings import ModeOptions
+from freerun.core.declared_settings import ModeOptions
 from freerun.core.errors import UserError
 
 
@@ -33,6 +33,7 @@ class RequiredPackage:
 
     @property
     def is_installed(self) -> bool:
+        # This looks for packages without importing them, which may take seconds.
         return all(importlib.util.find_spec(module) is not None for module in (self.module, *self.also))
 
     @property

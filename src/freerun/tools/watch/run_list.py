@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freerun.persistence.seed_groups import without_seed
+from freerun.persistence.run_folder import without_seed
 from freerun.tools.watch.watched_run import CONFIG, WatchedRun, began_at, read_or_empty
 
 MOST_IN_MEMORY = 16
