@@ -21,7 +21,7 @@ train-mbpo: $(INSTALLED)
 	$(BIN)/freerun eval $(RUN) --episodes 10
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 # The web page in a real Chromium, which must be installed: apt-get install chromium.
 test-browser: $(INSTALLED)
@@ -39,7 +39,7 @@ test-cyborg: $(INSTALLED)
 	@test -n "$(CYBORG_PATH)" || { echo "Clone https://github.com/cage-challenge/cage-challenge-2, then: make test-cyborg CYBORG_PATH=<the folder CybORG in it>"; exit 2; }
 	@test -f "$(CYBORG_PATH)/CybORG/Shared/Scenarios/Scenario2.yaml" || { echo "There is no CybORG in $(CYBORG_PATH)"; exit 2; }
 	@$(BIN)/python -c "import paramiko, prettytable, yaml" || $(BIN)/pip install -q -c constraints.txt -e '.[cyborg]'
-	CYBORG_PATH="$(abspath $(CYBORG_PATH))" $(BIN)/python -m pytest tests/envs/test_cyborg.py
+	CYBORG_PATH="$(abspath $(CYBORG_PATH))" $(BIN)/python -m pytest tests/adapters/test_cyborg.py
 
 # The adapter on the real Isaac Lab 3, on the CPU and without Isaac Sim: Python 3.12, 6 GB, minutes the first time.
 test-isaac: $(ISAAC)/.installed

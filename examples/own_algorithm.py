@@ -17,7 +17,7 @@ from torch import Tensor
 import freerun
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.networks import ActorCritic
-from freerun.algorithms.ppo.flat_batch import flatten_segments
+from freerun.algorithms.ppo.training_batch import flatten_segments
 from freerun.core import AlgorithmTraits, AnySegment, Demand, EnvSpec, LearnerGroup, Metrics
 
 

@@ -64,6 +64,7 @@ class DamagedCheckpoint:
         draw = random.Random(seed)
         contents = {path: bytearray(path.read_bytes()) for path in self.files}
         sizes = [len(content) for content in contents.values()]
+        # Weighted by size, so that every bit of the checkpoint is equally likely.
         for path in draw.choices(self.files, sizes, k=num):
             content = contents[path]
             place, bit = draw.randrange(len(content)), draw.randrange(8)
@@ -81,7 +82,7 @@ class DamagedCheckpoint:
             self._while_moved(one, functools.partial(shutil.copy, other), f"replaced by {other.name}")
         for path in own:
             elsewhere = self._before / path.name
-            if elsewhere.read_bytes() != path.read_bytes():
+            if elsewhere.read_bytes() != path.read_bytes():  # otherwise the copy would be no damage
                 self._while_moved(path, functools.partial(shutil.copy, elsewhere), "of another checkpoint")
 
     def _while_moved(self, path: Path, put: Callable[[Path], object], what: str) -> None:
@@ -99,7 +100,7 @@ class DamagedCheckpoint:
 def damage(words: list[str], folder: Path, num_bits: int, every: int) -> int:
     train([*words, "--run-dir", str(folder / "run"), "--checkpoint-every", "1"])
     victim = DamagedCheckpoint(folder / "run")
-    logging.getLogger("freerun").setLevel(logging.ERROR)
+    logging.getLogger("freerun").setLevel(logging.ERROR)  # each refusal is a warning, and there are thousands
     victim.cut_off(every)
     victim.flip_bits(num_bits, seed=0)
     victim.swap_and_remove()
@@ -119,6 +120,7 @@ def full_disk(folder: Path, kilobytes: int, hidden_size: int, total_steps: int) 
     small.mkdir()
     python = f"{sys.executable} -m freerun train"
     words = " ".join([*SMALL_PPO, "--hidden-sizes", str(hidden_size), str(hidden_size), "--checkpoint-every", "1"])
+    # The tmpfs is gone with its namespace, so what is to be examined is copied out. 99 stands for a failed mount.
     script = f"""
         mount -t tmpfs -o size={kilobytes}k tmpfs {small} || exit 99
         {python} {words} --total-steps {total_steps} --run-dir {small}/run; echo "ended with $?"

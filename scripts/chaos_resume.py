@@ -49,12 +49,13 @@ def killed(early: bool, seconds: float, words: list[str], run_dir: Path, log: Pa
     The time counts from the start if `early`, otherwise from the first new checkpoint."""
     before = checkpoint.names(run_dir)
     process = freerun(words, log)
+    # A kill before the first new checkpoint only repeats the life before, so most kills wait for one.
     while not early and process.poll() is None and checkpoint.names(run_dir) in ([], before):
         time.sleep(0.01)
     try:
         code = process.wait(timeout=seconds)
     except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
-        family = process.children(recursive=True)
+        family = process.children(recursive=True)  # before the kill: orphans have another parent
         process.kill()
         process.wait()
         _, alive = psutil.wait_procs(family, timeout=5)

@@ -57,9 +57,9 @@ def take(browser: Browser, address: str, options: Options) -> None:
         page = browser.new_context(**view).new_page()
         page.goto(address)
         page.wait_for_selector("#chart-return .scatterlayer .trace")
-        if name != "phone":
+        if name != "phone":  # where there is room, a second run is shown for comparison
             page.locator("#runs .run input:not(:checked)").first.click()
-        page.wait_for_timeout(3000)
+        page.wait_for_timeout(3000)  # time for the page to fetch and draw everything
         page.screenshot(path=options.output / f"watch-{name}.png", full_page=options.full)
         page.close()
 
@@ -94,6 +94,7 @@ def main(options: Options) -> None:
                 take(browser, server.stdout.readline().strip(), options)
                 browser.close()
         finally:
+            # It closes the server's stdin, at which --until-input-ends ends it.
             server.communicate(timeout=10)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,27 @@ from freerun.transport import processes, slots
 # Tests measure nothing: on a busy machine an example may take as long as it likes.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+# Runs that tests start inherit ignored signals, and a shell's background jobs ignore these two.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Before the first worker of the session starts, as `experiment.run` would.
 torch.set_num_threads(1)  # as in a run: threads that wait for each other are slow where cores are shared
 slots.POISON = True
 processes.preload([*registry.WORKER_MODULES, "toy_envs"])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests one process must run together (`--dist loadgroup`), and let the slowest ones start first.
+
+    A file stays together, because its tests share fixtures; a slow test stands alone, so that no process is left with
+    several of them at the end; all that needs the Ray of `ray_nodes` stays together, because it takes long to start.
+    """
+    for item in items:
+        if "ray_nodes" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+        elif item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)

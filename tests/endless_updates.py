@@ -7,10 +7,9 @@ from which on updates are endless; a file beside it, with `-begun` added to its 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from dataclasses import replace
 from pathlib import Path
-
-from torch import Tensor
 
 from freerun.algorithms.mbpo.dynamics import EnsembleTraining
 from freerun.algorithms.mbpo.mbpo import MBPO
@@ -36,13 +35,9 @@ class EndlessPPO(PPO):
     Config = PPOConfig
 
     def update(self, version: int, progress: float) -> Metrics:
-        self._version = version
+        if is_endless(version):
+            self.reconfigure(replace(self.config, num_epochs=sys.maxsize))
         return super().update(version, progress)
-
-    def _minibatches(self, num_rows: int) -> Iterator[Tensor]:
-        yield from super()._minibatches(num_rows)
-        while is_endless(self._version):
-            yield from super()._minibatches(num_rows)
 
 
 class EndlessSAC(SAC):
@@ -60,10 +55,15 @@ class EndlessMBPO(MBPO):
     Config = MBPOConfig
 
     def update(self, version: int, progress: float) -> Metrics:
-        self._version = version
-        return super().update(version, progress)
+        fit = self.dynamics.fit
 
-    def _fit(self) -> EnsembleTraining:
-        while is_endless(self._version):
-            self.dynamics.fit(10)
-        return super()._fit()
+        def fit_for_ever(max_updates: int) -> EnsembleTraining:
+            while is_endless(version):
+                fit(10)
+            return fit(max_updates)
+
+        self.dynamics.fit = fit_for_ever  # type: ignore[method-assign]
+        try:
+            return super().update(version, progress)
+        finally:
+            self.dynamics.fit = fit  # type: ignore[method-assign]

@@ -92,13 +92,15 @@ def test_built_in_names_are_not_code() -> None:
     assert code_in(named) == ["/x", "h:6379", "my:Env", "n:N", "t:T"]
 
 
-def test_the_key_is_for_the_user_alone(own_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_key_is_for_the_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    key = trust._key()
+    trust.sign(tmp_path, ["my:Env"])
     path = tmp_path / "freerun" / "key"
+    key = path.read_bytes()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert trust._key() == key == path.read_bytes()
-    assert key.hex() not in (own_run / ".origin").read_text()
+    assert key.hex() not in (tmp_path / ".origin").read_text()
+    trust.check(["my:Env"], tmp_path)
+    assert path.read_bytes() == key, "the key is made once"
 
 
 def test_secrets_are_in_no_file_and_must_be_given_again(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,13 @@
-"""Rules of the house that a linter does not know: unique names, and modes, algorithms and trackers known by traits."""
+"""Rules of the house that a linter does not know.
+
+Names are unique; modes, algorithms and trackers are known by their traits; tests use what a module offers to others.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +16,21 @@ from freerun.settings import registry
 
 SOURCE = Path(__file__).parents[1] / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
+TESTS = Path(__file__).parent
+TEST_MODULES = sorted(TESTS.rglob("*.py"))
 NAMES = {*registry.MODES, *registry.ALGORITHMS, *registry.TRACKERS}
 AT_HOME = ("freerun/settings/registry.py", "freerun/collecting/modes/")
 """Where names of modes, algorithms and trackers belong."""
+PUBLIC_IN_SPITE_OF_THEIR_NAME = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}
+"""What the standard library documents for everybody: methods of named tuples, os._exit and sys._getframe."""
 
 
 def test_no_class_and_no_file_has_the_name_of_another() -> None:
     trees = [ast.parse(path.read_text()) for path in MODULES]
-    classes = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    # A leading underscore does not make two names different for a reader.
+    classes = Counter(
+        node.name.lstrip("_") for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
     files = Counter(path.name for path in MODULES if path.name != "__init__.py")
     assert [name for name, number in (classes + files).items() if number > 1] == []
 
@@ -37,3 +48,36 @@ def test_nobody_compares_the_names_of_modes_algorithms_or_trackers(path: Path) -
         if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
     ]
     assert [name for name in compared if name in NAMES] == []
+
+
+@pytest.mark.parametrize("path", TEST_MODULES, ids=lambda path: path.relative_to(TESTS).as_posix())
+def test_tests_leave_private_names_of_other_modules_alone(path: Path) -> None:
+    """A test that looks at the inside of a module breaks whenever that is rewritten, though nothing else does."""
+    tree = ast.parse(path.read_text())
+    own = set(_own_names(tree)) | PUBLIC_IN_SPITE_OF_THEIR_NAME
+    assert [f"line {line}: {name}" for line, name in _used_names(tree) if _is_private(name) and name not in own] == []
+
+
+def _own_names(tree: ast.AST) -> Iterator[str]:
+    """The names that a module defines, and the attributes that its classes give themselves."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            yield node.attr
+
+
+def _used_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Lines and names of all attributes, of what is imported, and of what `setattr` is given as a text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "setattr":
+            texts = [part.value for part in node.args if isinstance(part, ast.Constant)]
+            yield from ((node.lineno, text.rpartition(".")[2]) for text in texts if isinstance(text, str))
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")

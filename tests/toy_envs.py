@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import random
 import signal
+import struct
 import sys
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -406,16 +408,19 @@ class KilledWhileItSends(Audit):
 
 def die_in_the_next_large_message() -> None:
     """After its first bytes have been written, as if somebody had killed this process at that moment."""
-    send = Connection._send  # type: ignore[attr-defined]
+    send_bytes = Connection.send_bytes
 
     def send_some(self: Any, message: Any, *rest: Any) -> None:
         if len(message) < KilledWhileItSends.WIDTH:
-            send(self, message, *rest)
+            send_bytes(self, message, *rest)
             return
-        os.write(self.fileno(), bytes(message[:1000]))
+        # As `Connection` sends it: the length in four bytes, and then the message.
+        os.write(self.fileno(), struct.pack("!i", len(message)) + bytes(message[:1000]))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Connection._send = send_some  # type: ignore[attr-defined]
+    # Pipes call `send`, and the queue of a pool calls `send_bytes`.
+    Connection.send_bytes = send_some  # type: ignore[assignment,method-assign]
+    Connection.send = lambda self, obj: self.send_bytes(ForkingPickler.dumps(obj))  # type: ignore[method-assign]
 
 
 class StoppedAsItIsBuilt(Audit):

@@ -121,6 +121,7 @@ class GraphedFunction:
             return self._function(*arguments)
         if [buffer.shape for buffer in self._arguments] != [argument.shape for argument in arguments]:
             self._arguments = [argument.clone() for argument in arguments]
+            # Called once without a graph, to learn the shapes of the results.
             self._results = [result.clone() for result in self._function(*self._arguments)]
             self._graphed_step = GraphedStep(self._step, self._device, (), "graph")
         for buffer, argument in zip(self._arguments, arguments, strict=True):

@@ -24,7 +24,7 @@ from freerun.run.outputs import RunOutputs
 from freerun.run.pool import Pool
 from freerun.run.resume import check_changes
 from freerun.run.run_parts import RunParts
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
 from freerun.settings.factories import cautions, check_fit, make_algorithm, make_envs
 from freerun.settings.registry import flatten_config
@@ -52,7 +52,7 @@ class Result:
 
 
 def run(
-    config: TrainConfig[Any, Any],
+    config: AnyConfig,
     pool: Pool | None = None,
     training: int = 0,
     resumed: Checkpoint | None = None,
@@ -105,7 +105,7 @@ def run(
         collector = pool.collector(config, algorithm, start, group)
         startup_seconds = time.perf_counter() - began
         budget = Budget(config.total_steps, config.total_episodes)
-        assert pool.tracks is not None
+        assert pool.tracks is not None  # `pool.collector` has made them
         made = (algorithm, collector, ledger, budget, pool.tracks, pool.incidents)
         parts = RunParts(config, settings, pool.factory.spaces, *made, startup_seconds)
         outputs = stack.enter_context(RunOutputs(parts, folder, resumed_here, is_follower=not is_first))
@@ -145,6 +145,6 @@ def _train(parts: RunParts, outputs: RunOutputs, interrupted: Callable[[], None]
     return summary
 
 
-def _trusted_settings(config: TrainConfig[Any, Any], trust: Sequence[str]) -> TrainConfig[Any, Any]:
-    """The settings of a run of this very process: its code needs nobody's trust."""
+def _trusted_settings(config: AnyConfig, trust: Sequence[str]) -> AnyConfig:
+    """Return the settings of a run of this very process: its code needs nobody's trust."""
     return config

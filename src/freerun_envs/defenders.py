@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from freerun.core import Array, RunSeed, episode_rng, episode_seed
 
 NUM_HOSTS, BITS_PER_HOST = 13, 4
+# Sleep, Monitor, 13 Analyse, 13 Remove and 8 × 13 decoys come before the first Restore: 2 + 10 × 13 = 132.
 NUM_ACTIONS, FIRST_RESTORE = 145, 132  # as numbered in CAGE challenge 2
 Actions = NDArray[np.int64]
 Defender = Callable[[Array, Actions], Actions]

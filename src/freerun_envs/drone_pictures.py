@@ -36,6 +36,7 @@ def shaded_relief(heights: Heights) -> Floats:
     level = heights / heights.max() * (len(GROUND_COLOURS) - 1)
     steps = np.arange(len(GROUND_COLOURS))
     colours = np.stack([np.interp(level, steps, GROUND_COLOURS[:, k]) for k in range(3)], -1)
+    # 0.45 is light from all sides, so that slopes in the shade stay visible.
     shaded: Floats = np.clip(colours * (0.45 + 0.75 * light[..., None]), 0.0, 255.0)
     return shaded
 
@@ -68,6 +69,7 @@ class TopDown:
         _trace(chart, path)
         _disc(chart, path[-1], 5.5, (255, 255, 255))
         _disc(chart, path[-1], 4.0, DRONE_COLOUR)
+        # Upside down: row 0 of the map is the south, and row 0 of a picture its upper edge.
         return np.concatenate([chart[::-1].astype(np.uint8), self._strip(heights, path)])
 
     def _strip(self, heights: Heights, path: Floats) -> Picture:

@@ -182,6 +182,7 @@ class RoughDroneSim:
             all_drones = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
             obs = self._restart(all_drones, self._zeros(torch.float32, self._task.num_observations))
             if self._stagger:
+                # On the CPU, so that a seed staggers the same way on every device.
                 generator = torch.Generator().manual_seed(self._seed)
                 self.steps.copy_(torch.randint(self.max_episode_steps, (self.num_envs,), generator=generator))
             return obs
@@ -210,6 +211,7 @@ class RoughDroneSim:
         self._episode += ended
         number = (uniforms(self._key, self._episode, self._draw_columns[:1])[:, 0] * len(self._starts.obs)).long()
         self._state.copy_(torch.where(ended[:, None], self._starts.state[number], self._state))
+        # Starts are ordered by height field, NUM_STARTS for each.
         self.field.copy_(torch.where(ended, number // NUM_STARTS, self.field))
         self.steps.masked_fill_(ended, 0)
         self._num_goals.masked_fill_(ended, 0)
@@ -275,6 +277,7 @@ class RoughDroneSim:
     def _see(self) -> Tensor:
         """Mark the cells in sight as seen; return how many of them are new, [N]."""
         centre_column, centre_row = _cells(self.body.position[:, 0:1], self.body.position[:, 1:2])
+        # A drone beyond the edge looks from the edge: no cell may lie outside the border of `_seen`.
         column = centre_column.clamp(0, NUM_CELLS - 1) + self._near_cells[0]
         row = centre_row.clamp(0, NUM_CELLS - 1) + self._near_cells[1]
         in_sight = _is_in_sight(self.body.position, column, row) & _is_inside(column, row)
@@ -293,6 +296,11 @@ class RoughDroneSim:
         )
         ground = ground_height(self.terrain, field[:, None], x, y)
         return Surroundings(map_x, map_y, body.position[:, 2:3] - ground)
+
+    def observe(self) -> Tensor:
+        """The observations of the current state, for a caller that has written to `body` or `goal`."""
+        around = self._look_around(self.body, self.field)
+        return self._observe(self.body, self.goal, around, self._seen_at(around))
 
     def _seen_at(self, around: Surroundings) -> Tensor | None:
         """Whether the ground at each point of the map was seen in this episode or lies outside the arena."""

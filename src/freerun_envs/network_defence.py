@@ -157,6 +157,7 @@ class NetworkDefenceVector:
         for cells in (self._decoy_services, self.found_services, self._belief):
             cells.reshape(-1, NUM_HOSTS)[rows] = 0
         self.red.reset(rows, self.draws[rows, 0, TARGET_DRAW])
+        # A copy: the result of the last step, which the caller may still hold, is this array.
         self._obs = self._obs.copy()
         self._obs[rows] = 0.0
         return self._obs
@@ -183,6 +184,7 @@ class NetworkDefenceVector:
         shown[self._first_cell + red_host] += activity
         obs = CELL_BITS.take(shown, axis=0).reshape(self.num_envs, -1)
         loss = loss + ADMIN_LOSS_TENTHS[self._admin_hosts] + STOPPED_LOSS_TENTHS * self._service_is_down
+        # Whole tenths until here: their sums are exact.
         reward = -loss / 10
         self._steps += 1
         if has_ended is not None:
@@ -355,9 +357,10 @@ class NetworkDefence(gymnasium.Env[FloatArray, np.int64]):
         return status
 
     def render(self) -> Any:
-        return network_pictures.draw(self._view()) if self.render_mode == "rgb_array" else None
+        return network_pictures.draw(self.view()) if self.render_mode == "rgb_array" else None
 
-    def _view(self) -> NetworkView:
+    def view(self) -> NetworkView:
+        """What `render` draws. Actions and scores are recorded only if there is a render mode."""
         bits = self._obs.reshape(NUM_HOSTS, 4).astype(int).tolist()
         blue, blue_host, red, red_host = "has not acted yet", None, "has not acted yet", None
         if self._actions:

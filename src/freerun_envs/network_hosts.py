@@ -152,6 +152,7 @@ def _members(num_bits: int, of_empty_set: int) -> tuple[Ints, Ints]:
     bits = np.arange(num_bits)
     contains = np.arange(1 << num_bits)[:, None] >> bits & 1
     num_members: Ints = contains.sum(axis=1)
+    # A stable sort by "is no member" puts the members first, in their order.
     members_first = np.argsort(-contains, axis=1, kind="stable")
     members = np.take_along_axis(members_first, np.minimum(bits, np.maximum(num_members[:, None] - 1, 0)), axis=1)
     members[0] = of_empty_set
@@ -161,6 +162,7 @@ def _members(num_bits: int, of_empty_set: int) -> tuple[Ints, Ints]:
 HOST_MEMBERS, NUM_HOST_MEMBERS = _members(NUM_HOSTS, of_empty_set=0)
 SERVICE_MEMBERS, NUM_SERVICE_MEMBERS = _members(len(SERVICES), of_empty_set=NO_SERVICE)
 
+# Defender, Enterprise0 to 2, Op_Host0 to 2, Op_Server0, User0 (red's foothold, which is free), User1 to 4.
 LOSS_TENTHS: Ints = np.array([1, 10, 10, 10, 1, 1, 1, 10, 0, 1, 1, 1, 1])
 """The cost of a step, in tenths of a point, for each host where red has admin access."""
 _SETS = np.arange(1 << NUM_HOSTS)

@@ -107,6 +107,7 @@ def draw(view: NetworkView) -> Picture:
             _draw_host(pen, view, host, (x, y, x + CARD_WIDTH, y + CARD_HEIGHT))
     _draw_footer(pen, view)
     _draw_scores(pen, view.scores, view.episode_steps, (MARGIN + 460, 414, WIDTH - MARGIN, 540))
+    # BOX averages the SCALE × SCALE pixels that become one.
     small = image.resize((WIDTH, HEIGHT), Image.Resampling.BOX)
     picture: Picture = np.asarray(small)
     return picture
@@ -158,6 +159,7 @@ def _draw_scores(pen: _Pen, scores: list[float], episode_steps: int, box: Rectan
     """Draw the curve of the score over the steps of the whole episode. The scale ends at the lowest score."""
     pen.box(box, PANEL, radius=8)
     left, top, right, bottom = box[0] + 62, box[1] + 32, box[2] - 16, box[3] - 16
+    # At most -1, because the scale divides by it.
     lowest = min(-1.0, *scores)
     pen.text((box[0] + 14, box[1] + 15), "score so far", 13, FAINT)
     for y, score in ((top, 0.0), (bottom, lowest)):

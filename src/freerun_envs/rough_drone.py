@@ -28,6 +28,7 @@ class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
         render_mode: str | None = None,
         terrain_seed: int = 0,
     ):
+        # autoreset=False: under Gymnasium's interface the caller resets.
         self.sim = RoughDroneSim(1, device, task, 0, episode_seconds, terrain_seed, autoreset=False)
         limits = self.sim.spec.observation_space
         self.observation_space = spaces.Box(limits.low, limits.high, dtype=np.float32)

@@ -51,6 +51,7 @@ class Straggler(gymnasium.Env[FloatArray, np.int64]):
         seconds = self.np_random.lognormal(self._location, self._sigma, self._steps_left)
         # Indexed by the steps that are left, so both lists are read from their end.
         self._seconds = np.minimum(seconds, self._tail_seconds).tolist()
+        # One bit more than there are steps: the observation after the last step shows one too.
         self._set_bits = self.np_random.integers(NUM_BITS, size=self._steps_left + 1).tolist()
         return self._observe(), {}
 

@@ -82,6 +82,7 @@ def _starts(field: Heights, seed: int, number: int) -> Heights:
     margin = round(START_MARGIN_METRES / GRID_METRES)
     inner = field[margin:-margin, margin:-margin]
     rows, columns = np.nonzero(inner <= np.quantile(inner, START_QUANTILE))
+    # The 1 makes it another stream than that of the heights, (seed, number).
     chosen = np.random.default_rng((seed, number, 1)).integers(len(rows), size=NUM_STARTS)
     rows, columns = rows[chosen] + margin, columns[chosen] + margin
     places = [columns * GRID_METRES - HALF_METRES, rows * GRID_METRES - HALF_METRES, field[rows, columns]]

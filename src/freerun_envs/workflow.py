@@ -26,6 +26,7 @@ GROUPS: dict[str, tuple[int, ...]] = {
 }
 """The hosts of each group, by their place in the observation."""
 ALWAYS_COMPROMISED = 8  # User0
+# As CAGE 2 numbers them: 2 + 13 Analyse = 15, then 13 Remove and 8 × 13 decoys = 132.
 FIRST_REMOVE, FIRST_RESTORE = 15, 132
 """The actions from these numbers on remove red from hosts 0 to 12, or restore them."""
 SEPARATOR = ";"
@@ -114,6 +115,7 @@ class WorkflowEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         before = self.compliance.share
+        # With the status from before the action: blue is judged by what there was to repair.
         self.compliance.add(int(action), self._status)
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._status = self._simulator.host_status().copy()

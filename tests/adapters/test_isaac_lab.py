@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -45,10 +46,10 @@ def fake(version: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Run code in a process that can import the fake Isaac Lab and has not done so yet."""
     monkeypatch.setenv("FAKE_ISAAC_VERSION", str(version))
     monkeypatch.syspath_prepend(str(FAKE))
-    monkeypatch.setattr(isaac_launch, "_simulation", None)
-    monkeypatch.setattr(isaac_launch, "_app", None)
     forget()
     yield version
+    with contextlib.suppress(SystemExit):  # the fake of version 3 passes it on, as the real one does
+        isaac_launch.stop(0)
     forget()
 
 
@@ -148,7 +149,7 @@ def test_actions_without_limits_can_be_given_some(make_env: Make) -> None:
     assert env.spec.action_space.high.tolist() == [0.5, 0.5]
     env.reset()
     env.step(torch.tensor([[3.0, -3.0]] * 4))
-    assert env._sim.last_action.tolist() == [[0.5, -0.5]] * 4
+    assert env.sim.last_action.tolist() == [[0.5, -0.5]] * 4
 
 
 def test_actions_have_no_limits_of_their_own(make_env: Make) -> None:
@@ -156,14 +157,14 @@ def test_actions_have_no_limits_of_their_own(make_env: Make) -> None:
     assert not env.spec.action_space.is_bounded()  # type: ignore[union-attr]
     env.reset()
     env.step(torch.full((4, 2), 3.0))
-    assert env._sim.last_action.tolist() == [[3.0, 3.0]] * 4
+    assert env.sim.last_action.tolist() == [[3.0, 3.0]] * 4
 
 
 def test_one_choice_has_isaac_labs_shape(make_env: Make) -> None:
     env = make_env(actions=spaces.Discrete(3))
     env.reset()
     env.step(torch.tensor([0, 1, 2, 0]))
-    assert env._sim.last_action.tolist() == [[0], [1], [2], [0]]
+    assert env.sim.last_action.tolist() == [[0], [1], [2], [0]]
 
 
 def test_the_critics_observations_are_left_alone_and_this_is_said(
@@ -190,7 +191,7 @@ def test_actions_of_other_kinds_are_refused(make_env: Make) -> None:
 
 def test_settings_are_fields_of_the_tasks_config(make_env: Make) -> None:
     env = make_env(num_envs=7, **{"sim.dt": 0.5})
-    sim = env._sim
+    sim = env.sim
     assert (sim.num_envs, sim.cfg.sim.dt, sim.cfg.seed, sim.cfg.sim.device) == (7, 0.5, 0, "cpu")
 
 
@@ -337,7 +338,7 @@ def test_a_second_simulation_has_a_process_of_its_own_and_steps_alike(
     assert metrics
     assert not [path.name for path in tmp_path.iterdir() if "torchinductor" not in path.name]
     there.close()
-    assert there._process.exitcode == 0
+    assert there.process.exitcode == 0
 
 
 @pytest.mark.parametrize("version", [3])
@@ -349,14 +350,14 @@ def test_what_goes_wrong_elsewhere_is_told_here(make_env: Make) -> None:
     env.step(torch.zeros(4, 2))
     with pytest.raises(EnvFailure, match="the physics engine has blown up"):
         env.step(torch.zeros(4, 2))
-    assert not env._process.is_alive()
+    assert not env.process.is_alive()
 
 
 @pytest.mark.parametrize("version", [3])
 def test_a_process_that_is_killed_is_missed(make_env: Make) -> None:
     _, env = elsewhere(make_env)
     env.reset()
-    env._process.kill()
+    env.process.kill()
     with pytest.raises(EnvFailure, match=r"has died \(exit code -9\)"):
         env.step(torch.zeros(4, 2))
 

@@ -12,7 +12,7 @@ import torch
 
 from freerun.algorithms.mbpo import terminations
 from freerun.algorithms.mbpo.dynamics import Dynamics
-from freerun.algorithms.mbpo.ensemble import EliteModel, InputScale, gaussian_loss, split_and_bound
+from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble, InputScale, gaussian_loss, split_and_bound
 from freerun.algorithms.mbpo.mbpo_config import DynamicsConfig
 from freerun.algorithms.sac.replay_buffer import StepBatch
 from freerun.core import UserError
@@ -31,7 +31,8 @@ def pendulum(num_rows: int, seed: int = 0) -> StepBatch:
 
 
 def trained(config: DynamicsConfig, max_updates: int = 600) -> tuple[Dynamics, EliteModel]:
-    dynamics, model = Dynamics(config, 2, 1, 0, CPU), EliteModel(config, 2, 1, 0, CPU)
+    dynamics = Dynamics(config, 2, 1, 0, CPU)
+    model = EliteModel(Ensemble.of(config, config.num_elites, 2, 1), config.termination, 0)
     dynamics.prepare(pendulum(2000))
     dynamics.fit(max_updates)
     dynamics.hand_over(model)
@@ -144,7 +145,7 @@ def test_a_good_model_still_learns_from_a_few_new_steps() -> None:
     old, new = pendulum(2000), pendulum(20, seed=5)
     new = new._replace(obs=new.obs + 3, next_obs=new.next_obs + 3)  # where nobody has been, one step in a hundred
     steps = StepBatch(*(torch.cat(parts) for parts in zip(old, new, strict=True)))
-    model = EliteModel(SMALL, 2, 1, 0, CPU)
+    model = EliteModel(Ensemble.of(SMALL, SMALL.num_elites, 2, 1), SMALL.termination, 0)
 
     def error() -> float:
         dynamics.hand_over(model)

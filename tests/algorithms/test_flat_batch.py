@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from freerun.algorithms.ppo.flat_batch import flatten_segments
+from freerun.algorithms.ppo.training_batch import flatten_segments
 from freerun.core import Segment, TensorSegment
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ import torch
 from learner_processes import together
 
 from freerun.algorithms.ppo import reward_scale
-from freerun.algorithms.ppo.flat_batch import flatten_segments
 from freerun.algorithms.ppo.reward_scale import RewardScale
+from freerun.algorithms.ppo.training_batch import flatten_segments
 from freerun.core import AnySegment, LearnerGroup, Segment, SingleLearner, TensorSegment
 
 CPU = torch.device("cpu")

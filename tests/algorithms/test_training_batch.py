@@ -7,9 +7,8 @@ import torch
 
 from freerun.algorithms.policies.mlp_actor import ActorSpec
 from freerun.algorithms.policies.networks import ActorCritic
-from freerun.algorithms.ppo.flat_batch import flatten_segments
 from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.algorithms.ppo.training_batch import TensorGrid, prepare_flat_batch, prepare_grid
+from freerun.algorithms.ppo.training_batch import TensorGrid, flatten_segments, prepare_flat_batch, prepare_grid
 from freerun.core import TensorSegment
 from freerun_envs.drone_sim import RoughDroneSim
 

@@ -9,9 +9,8 @@ import pytest
 from fake_workers import FakePlace, make_segment
 
 from freerun.collecting.scheduling.dropping_queue import DroppingQueue
-from freerun.collecting.scheduling.rounds import Rounds
 from freerun.collecting.scheduling.segment_rounds import SegmentRounds
-from freerun.collecting.scheduling.units import EpisodeUnits, SegmentUnits
+from freerun.collecting.scheduling.units import REPEAT_EPISODES, SKIP_EPISODES, EpisodeUnits, FailureRules, SegmentUnits
 from freerun.collecting.workers.fleet import WorkerFleet
 from freerun.collecting.workers.worker_handle import UnitFinished
 from freerun.core import (
@@ -57,8 +56,8 @@ class EpisodeFleet:
         self.tracks = Tracked()
         settings = CollectorSettings(num_workers, more.pop("max_lag", 0), seed=3, tracks=self.tracks, **more)
         self.place = FakePlace(starts_together)
-        self.rounds = Rounds.of_episodes(settings, num_workers * envs_per_worker)
-        self.units = EpisodeUnits(self.rounds, num_workers, envs_per_worker)
+        self.units = EpisodeUnits(settings, envs_per_worker)
+        self.rounds = self.units.rounds
         self.fleet = WorkerFleet(settings, self.rounds, self.units, self.place)
         self.fleet.start_workers()
         self.place.ready(*range(num_workers))
@@ -298,12 +297,12 @@ def test_workers_that_start_together_are_replaced_only_when_all_are_gone() -> No
 class SegmentFleet:
     """A fleet that plays segments, each of which continues its worker's last one."""
 
-    def __init__(self, num_workers: int = 2, tolerant: bool = False):
+    def __init__(self, num_workers: int = 2, rules: FailureRules = REPEAT_EPISODES):
         settings = CollectorSettings(num_workers, 1, seed=3)
         self.place = FakePlace()
         self.rounds = SegmentRounds(num_workers, 1, unit_steps=2)
-        units = SegmentUnits(self.rounds.accounting, tolerant)
-        self.fleet = WorkerFleet(settings, self.rounds, units, self.place, tolerant)
+        units = SegmentUnits(self.rounds.accounting, rules)
+        self.fleet = WorkerFleet(settings, self.rounds, units, self.place)
         self.fleet.start_workers()
         self.place.ready(*range(num_workers))
         self.rounds.open(Demand(steps=2 * num_workers))
@@ -325,12 +324,13 @@ def test_a_lost_segment_is_run_by_the_successor_and_by_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tolerant", "from_outside", "next_episode"), [(False, True, 0), (True, True, 4), (False, False, 4)]
+    ("rules", "from_outside", "next_episode"),
+    [(REPEAT_EPISODES, True, 0), (SKIP_EPISODES, True, 4), (REPEAT_EPISODES, False, 4)],
 )
 def test_a_successor_plays_again_only_what_was_ended_from_outside(
-    tolerant: bool, from_outside: bool, next_episode: int
+    rules: FailureRules, from_outside: bool, next_episode: int
 ) -> None:
-    run = SegmentFleet(2, tolerant)
+    run = SegmentFleet(2, rules)
     lost = run.place.worker(0)
     lost.begun = 2  # it had begun episodes 0 and 2, and nothing of them has arrived
     failure = WorkerDied("killed")
@@ -343,7 +343,7 @@ def test_a_successor_plays_again_only_what_was_ended_from_outside(
 def test_a_queue_that_drops_gets_the_importance_of_each_segment() -> None:
     settings = CollectorSettings(1, None, seed=3)
     place, queue = FakePlace(), DroppingQueue(1, max_queue_size=2)
-    fleet = WorkerFleet(settings, queue, SegmentUnits(queue.accounting, tolerant=True), place, tolerant=True)
+    fleet = WorkerFleet(settings, queue, SegmentUnits(queue.accounting, SKIP_EPISODES), place)
     fleet.start_workers()
     place.ready(0)
     fleet.importance = lambda segment: -float(segment.episode[0, 0])
@@ -363,8 +363,8 @@ def test_the_learner_gets_what_it_waits_for_and_the_failure_that_ends_the_run() 
     """Here the fleet has its thread: the place ends the run when it is asked for the third time."""
     settings = CollectorSettings(1, 0, seed=3)
     place = _EndingPlace()
-    rounds = Rounds.of_episodes(settings, 1)
-    fleet = WorkerFleet(settings, rounds, EpisodeUnits(rounds, 1), place)
+    units = EpisodeUnits(settings)
+    fleet = WorkerFleet(settings, units.rounds, units, place)
     fleet.start()
     try:
         with pytest.raises(UserError, match="no such file"):

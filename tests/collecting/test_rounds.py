@@ -219,7 +219,9 @@ def test_how_many_episodes_of_several_learners_start_together() -> None:
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=30)
 
 
-def play(rounds: Rounds, lengths: list[int], num_workers: int, num_ahead: int, draw: Random, budget: int) -> list[Any]:
+def play(
+    max_lag: int, rounds: Rounds, lengths: list[int], num_workers: int, num_ahead: int, draw: Random, budget: int
+) -> list[Any]:
     """Updates of 100 steps until the run has none left, episodes finishing in any order: the episodes of each."""
     updates: list[list[tuple[int, int]]] = []
     held: list[int] = []
@@ -238,7 +240,7 @@ def play(rounds: Rounds, lengths: list[int], num_workers: int, num_ahead: int, d
             fresh += [(int(segment.episode[0, 0]), segment.num_steps) for segment in segments]
             num_steps += sum(segment.num_steps for segment in segments)
             lags = [rounds.version - int(segment.version[0, 0]) for segment in segments]
-            assert max(lags) <= (rounds._max_lag or 0)
+            assert max(lags) <= max_lag
         updates.append(fresh)
         rounds.version += 1
     return updates
@@ -250,7 +252,7 @@ def test_no_update_exceeds_its_demand_by_more_than_an_episode_per_environment(
     lengths: list[int], num_workers: int, num_ahead: int, max_lag: int, draw: Random
 ) -> None:
     rounds = Rounds(max_lag, num_envs=num_workers, time_limit=50)
-    updates = play(rounds, lengths, num_workers, num_ahead, draw, budget=950)
+    updates = play(max_lag, rounds, lengths, num_workers, num_ahead, draw, budget=950)
     numbers = [number for update in updates for number, _ in update]
     assert numbers == list(range(len(numbers)))
     for update in updates:
@@ -267,7 +269,7 @@ def test_deterministic_rounds_do_not_depend_on_workers_or_the_order_of_finishing
 ) -> None:
     limit = 50 if has_limit else None
     found = [
-        play(Rounds(0, num_envs=num, time_limit=limit, deterministic=True), lengths, num, ahead, draw, budget=950)
+        play(0, Rounds(0, num_envs=num, time_limit=limit, deterministic=True), lengths, num, ahead, draw, budget=950)
         for num, ahead in ((1, 1), (num_workers, num_ahead))
     ]
     assert found[0] == found[1]

@@ -16,8 +16,7 @@ import pytest
 import freerun
 from freerun.core import MetricSink, UserError
 from freerun.settings import registry
-from freerun.telemetry.background_sink import BackgroundSink
-from freerun.telemetry.tracking import TrackedRun, TrackingConfig
+from freerun.telemetry.tracking import BackgroundSink, TrackedRun, TrackingConfig
 
 RECORD = {
     "update": 5,
@@ -86,8 +85,11 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 
 def test_wandb_keeps_an_offline_run_in_a_group_with_its_mode(tmp_path: Path) -> None:
+    import wandb
+
     tracker = made("wandb", tmp_path)
-    assert (tracker._run.group, tracker._run.job_type) == ("CartPole-v1 ppo", "freerun")
+    assert wandb.run is not None
+    assert (wandb.run.group, wandb.run.job_type) == ("CartPole-v1 ppo", "freerun")
     tracker.write(100, RECORD)
     tracker.close()
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")

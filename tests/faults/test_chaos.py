@@ -1,4 +1,7 @@
-"""The short form of `make chaos`: a few storms in each mode, and no assertion on how long anything takes."""
+"""The short form of `make chaos`: a few storms in two modes, and no assertion on how long anything takes.
+
+One mode recovers worker by worker, the other starts all of them anew. `test_killed_in_a_step.py` has every mode.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ SEED = 2
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", chaos.MODES)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["freerun", "sync"])
 def test_workers_are_killed_and_stopped_and_nothing_is_lost(
     mode: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

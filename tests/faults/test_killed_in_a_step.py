@@ -12,6 +12,8 @@ import pytest
 from leftovers import OutsideRun
 from sealed_env import ask_for_victim
 
+pytestmark = pytest.mark.slow
+
 NUM_KILLS = {"sync": 9, "pipes": 9, "executor": 9, "freerun": 9, "continuous": 9, "batch": 9, "ray": 9}
 """Enough for one of two workers to be killed nine times before anybody finishes an episode; `batch` has one process."""
 WITHIN_SECONDS = 5.0
@@ -65,7 +67,7 @@ def test_a_run_goes_on_however_many_are_killed_in_a_row(mode: str, run_dir: Path
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("mode", NUM_KILLS)
+@pytest.mark.parametrize("mode", ["sync", "executor", "freerun", "ray"])
 def test_more_kills_than_the_budget_end_the_run_with_that_word(mode: str, run_dir: Path) -> None:
     with start(mode, run_dir, "--total-steps", "1000000", "--max-failures", "3") as run:
         assert kill_in_a_step(run, 100) < 100, "kills do not count"

@@ -14,6 +14,8 @@ from leftovers import OutsideRun
 
 from freerun.settings import registry
 
+pytestmark = pytest.mark.slow
+
 WITHIN_SECONDS = 5.0
 ENDLESS = ["--total-steps", "100000000", "--num-epochs", "1"]
 
@@ -85,8 +87,16 @@ ENDS: dict[str, Callable[[OutsideRun], None]] = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("mode", ["sync", "freerun", "executor", "ray"])
+@pytest.mark.parametrize(
+    ("mode", "end"),
+    [
+        *(("freerun", end) for end in ENDS),
+        ("sync", "Ctrl-C"),
+        ("executor", "Ctrl-C"),
+        ("ray", "Ctrl-C"),
+        ("ray", "SIGTERM"),
+    ],
+)
 def test_signals_end_a_run_and_keep_what_was_learned(mode: str, end: str, run_dir: Path) -> None:
     with start(mode, run_dir) as run:
         run.wait_for_updates(2)

@@ -166,7 +166,7 @@ def test_a_run_says_what_it_waits_for_when_ray_does_not_replace_a_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The workers fill the cluster. Somebody else waits for room, and gets that of the worker which is killed."""
-    monkeypatch.setattr(replacement_waits, "FIRST_WORD_SECONDS", 0.5)
+    monkeypatch.setattr(replacement_waits, "FIRST_WARNING_SECONDS", 0.5)
     # The replacement comes two seconds later, so that it is sure to find the room taken.
     failed = RestartPolicy.failed
     monkeypatch.setattr(RestartPolicy, "failed", lambda self, *rest: max(2.0, failed(self, *rest)))

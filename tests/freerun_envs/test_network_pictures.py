@@ -50,13 +50,13 @@ def test_a_host_that_red_takes_changes_its_colour() -> None:
 def test_what_is_shown_is_what_happened() -> None:
     env = make(episode_steps=30)
     env.reset(seed=3)
-    assert env._view().blue == "has not acted yet"
+    assert env.view().blue == "has not acted yet"
     total = 0.0
     for _ in range(20):
         action = ACTION_NAMES.index("Restore User1")
         _, reward, *_ = env.step(np.int64(action))
         total += reward
-    view = env._view()
+    view = env.view()
     assert (view.num_steps, view.episode_steps) == (20, 30)
     assert view.scores[-1] == pytest.approx(total)
     assert len(view.scores) == 21
@@ -65,10 +65,10 @@ def test_what_is_shown_is_what_happened() -> None:
     assert view.access == env.host_status().tolist()
     before = env.render()
     env.step(np.int64(ACTION_NAMES.index("Sleep")))
-    assert env._view().blue_host is None
+    assert env.view().blue_host is None
     assert not np.array_equal(before, env.render())
     env.reset(seed=4)
-    assert (env._view().num_steps, env._view().scores) == (0, [0.0])
+    assert (env.view().num_steps, env.view().scores) == (0, [0.0])
 
 
 def test_a_decoy_and_a_decoy_that_does_not_fit() -> None:
@@ -76,7 +76,7 @@ def test_a_decoy_and_a_decoy_that_does_not_fit() -> None:
     env.reset(seed=0)
     for action in ("DecoySSHD User2", "DecoySSHD User2"):
         env.step(np.int64(ACTION_NAMES.index(action)))
-    view = env._view()
+    view = env.view()
     assert view.num_decoys[HOSTS.index("User2")] == 1
     assert sum(view.num_decoys) == 1
     assert view.blue == "DecoySSHD User2, which does not fit there"
@@ -110,7 +110,7 @@ def test_without_a_render_mode_nothing_is_drawn_and_nothing_is_kept() -> None:
     env.reset(seed=1)
     env.step(np.int64(0))
     assert env.render() is None
-    assert env._scores == [0.0]
+    assert env.view().scores == [0.0]
 
 
 def test_pictures_do_not_change_the_episode() -> None:

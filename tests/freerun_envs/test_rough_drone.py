@@ -203,11 +203,6 @@ def at_rest(sim: RoughDroneSim, position: Tensor) -> None:
     sim.body.attitude.copy_(torch.tensor([1.0, 0.0, 0.0, 0.0]))
 
 
-def observe(sim: RoughDroneSim) -> Tensor:
-    around = sim._look_around(sim.body, sim.field)
-    return sim._observe(sim.body, sim.goal, around, sim._seen_at(around))[0]
-
-
 def hover_action(num_envs: int) -> Tensor:
     return torch.tensor([HOVER_ACTION]).repeat(num_envs, 1)
 
@@ -265,7 +260,7 @@ def test_observations_by_hand() -> None:
     sim.goal.copy_(torch.tensor([[4.0, 2.0, 5.0]]))
     sim.body.attitude.copy_(physics.rotation_by(torch.tensor([[0.0, 0.0, math.pi / 2]])))  # looks along y
     sim.body.velocity.copy_(torch.tensor([[0.0, 1.5, 0.0]]))
-    obs = observe(sim)
+    obs = sim.observe()[0]
     by_hand = [1.5, 0, 0, 0, 0, 0, 0, 0, -1, 0, -3, 0, CEILING - 5.0]
     torch.testing.assert_close(obs[:13], torch.tensor(by_hand), rtol=0.0, atol=1e-5)
 
@@ -278,9 +273,8 @@ def test_observations_by_hand() -> None:
     assert float(scan[0, 2]) == pytest.approx(5.0 - ground(3.0, 2.0), abs=1e-4)
 
     sim = RoughDroneSim(1, task="explore")
-    at_rest(sim, torch.tensor([[20.0, -10.0, 5.0]]))
-    sim._seen.zero_()
-    obs = observe(sim)
+    at_rest(sim, torch.tensor([[20.0, -10.0, 5.0]]))  # far from the start, where some cells are seen already
+    obs = sim.observe()[0]
     torch.testing.assert_close(obs[9:12], torch.tensor([-1.0, 0.5, -0.25]))
     unseen = obs[38:].reshape(7, 7)
     assert unseen[:, 3:].tolist() == [[1.0] * 4] * 7  # beyond the edge ahead
@@ -289,11 +283,11 @@ def test_observations_by_hand() -> None:
 
 def test_exploring_pays_for_cells_seen_for_the_first_time() -> None:
     sim = RoughDroneSim(1, task="explore")
-    at_rest(sim, torch.tensor([[0.5, 0.5, 5.5]]))
-    sim._seen.zero_()
+    seen_at_start = int(sim.seen_cells(0).sum())
+    at_rest(sim, torch.tensor([[0.5, 0.5, 5.5]]))  # far from the start
     in_sight = sum(x * x + y * y <= 2.5**2 for x in range(-3, 4) for y in range(-3, 4))
     assert float(sim.step(hover_action(1)).reward) == pytest.approx(0.1 * in_sight, abs=1e-4)
-    assert int(sim.seen_cells(0).sum()) == in_sight
+    assert int(sim.seen_cells(0).sum()) == seen_at_start + in_sight
     assert sim.seen_cells(0)[20, 18:23].all()
     assert not sim.seen_cells(0)[20, 17]
     assert float(sim.step(hover_action(1)).reward) == pytest.approx(0.0, abs=1e-4)
@@ -334,7 +328,7 @@ def test_a_plain_controller_holds_the_goal() -> None:
         obs, _, _, terminated, _ = sim.step(controller(obs))
         assert not terminated.any()
         if step > 250:
-            assert float(sim._goal_distance().max()) < 0.05
+            assert float((sim.goal - sim.body.position).norm(dim=1).max()) < 0.05
     assert float(sim.body.velocity.norm(dim=1).max()) < 0.05
 
 
@@ -391,7 +385,7 @@ def test_seeds_reproduce_and_episodes_differ() -> None:
 @pytest.mark.parametrize("task", list(TASKS))
 def test_the_first_observation_is_that_of_the_start(task: str) -> None:
     sim = RoughDroneSim(1, task=task, seed=3)
-    torch.testing.assert_close(sim.reset()[0], observe(sim))
+    torch.testing.assert_close(sim.reset(), sim.observe())
 
 
 class Watch(TorchDispatchMode):

@@ -14,13 +14,23 @@ from freerun.core import UserError
 from freerun_envs.straggler import Straggler
 
 
-def test_step_times_and_lengths_are_as_described() -> None:
+def sleeps(env: Straggler, seed: int, slept: list[float]) -> list[float]:
+    """Play an episode; return how long each step has slept, by what was added to `slept`."""
+    env.reset(seed=seed)
+    slept.clear()
+    truncated = False
+    while not truncated:
+        _, _, _, truncated, _ = env.step(np.int64(0))
+    return slept.copy()
+
+
+def test_step_times_and_lengths_are_as_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
     env = Straggler()
-    seconds, lengths = [], []
-    for seed in range(400):
-        env.reset(seed=seed)
-        seconds += env._seconds
-        lengths.append(len(env._seconds))
+    episodes = [sleeps(env, seed, slept) for seed in range(400)]
+    seconds, lengths = np.concatenate(episodes), [len(episode) for episode in episodes]
+    assert sleeps(Straggler(), 4, slept) == episodes[4]
     assert np.mean(seconds) == pytest.approx(0.010, rel=0.02)
     assert np.max(seconds) <= 0.050
     assert np.quantile(seconds, 0.999) == pytest.approx(0.050, rel=0.05)
@@ -30,7 +40,6 @@ def test_step_times_and_lengths_are_as_described() -> None:
 def test_same_seed_same_episode() -> None:
     one, other = Straggler(1e-6, 2e-6), Straggler(1e-6, 2e-6)
     np.testing.assert_array_equal(one.reset(seed=4)[0], other.reset(seed=4)[0])
-    assert one._seconds == other._seconds
     for action in range(90):
         first, second = one.step(np.int64(action)), other.step(np.int64(action))
         np.testing.assert_array_equal(first[0], second[0])
@@ -49,9 +58,9 @@ def test_the_action_that_is_shown_earns_the_reward() -> None:
 
 
 def test_busy_kind_uses_the_processor() -> None:
-    env = Straggler(0.002, 0.004, kind="busy")
+    busy_seconds = 0.002
+    env = Straggler(busy_seconds, busy_seconds, kind="busy")
     env.reset(seed=0)
-    busy_seconds = env._seconds[-1]
     before = time.process_time()
     env.step(np.int64(0))
     assert time.process_time() - before >= 0.9 * busy_seconds

@@ -88,7 +88,7 @@ def test_one_simulation_per_process_and_the_next_in_another(env: IsaacLabEnv) ->
         assert not torch.equal(step.obs, obs)
         obs = step.obs.clone()
     other.close()
-    assert other._process.exitcode == 0
+    assert other.process.exitcode == 0
 
 
 def freerun_train(*words: str) -> subprocess.CompletedProcess[str]:

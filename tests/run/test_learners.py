@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from leftovers import environment
 
 import freerun
 from freerun.core import EnvFailure, UserError, episode_seed
+from freerun.run.learner_group import FollowerWatch
 from freerun.run.replay_run import replay
 from freerun.settings import defaults, registry
 from freerun.settings.defaults import complete
@@ -161,6 +163,40 @@ def test_ray_starts_them_too(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- how they end
+
+
+class SlowFollowers:
+    """Followers that note whether two threads use them at the same time."""
+
+    def __init__(self) -> None:
+        self.looking = threading.Event()
+        self.being_used = False
+        self.used_twice_at_once = False
+        self.is_closed = False
+
+    def ended(self) -> list[tuple[int, Exception | None]]:
+        self._use()
+        return []
+
+    def close(self, at_once: bool) -> None:
+        self._use()
+        self.is_closed = True
+
+    def _use(self) -> None:
+        self.used_twice_at_once |= self.being_used
+        self.being_used = True
+        self.looking.set()
+        time.sleep(0.1)
+        self.being_used = False
+
+
+def test_followers_are_closed_when_nobody_looks_at_them_any_more() -> None:
+    """A follower that ended while its group was being closed changed a dictionary under a loop over it."""
+    slow = SlowFollowers()
+    with FollowerWatch(slow):
+        assert slow.looking.wait(10)
+    assert slow.is_closed
+    assert not slow.used_twice_at_once
 
 
 def start(run_dir: Path, *words: str) -> subprocess.Popen[str]:

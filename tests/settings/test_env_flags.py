@@ -15,8 +15,7 @@ from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import EnvSettings, UserError
 from freerun.settings import env_flags, registry
-from freerun.settings.adapt_config import AdaptConfig
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AdaptConfig, TrainConfig
 from freerun.settings.registry import flatten_config, make_config
 from freerun.telemetry.tracking import TrackingConfig
 from freerun.tools.cli.main import main

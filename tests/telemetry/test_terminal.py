@@ -75,7 +75,7 @@ def shown(record: dict[str, float], width: int, counts: Counts | None = None, is
     if is_closed:
         display.close()
     picture = Console(file=io.StringIO(), width=width)
-    picture.print(display._render())
+    picture.print(display)
     display.close()
     return picture.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
 

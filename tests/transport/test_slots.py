@@ -13,10 +13,11 @@ import pytest
 from gymnasium import spaces
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from recording_context import RecordingContext
 
 from freerun.core import SEGMENT_ARRAYS, EnvSpec, Segment
 from freerun.transport import processes, slots
-from freerun.transport.slots import Slots, join
+from freerun.transport.slots import ALIGNMENT, Slots, join
 
 SPECS = {
     "vector": EnvSpec(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)),
@@ -94,12 +95,14 @@ def test_a_read_of_what_was_never_written_is_an_error() -> None:
 
 def test_free_slots_are_poisoned() -> None:
     assert slots.POISON
-    shared = Slots(processes.context(), 1, 8, 1, SPECS["vector"])
+    context = RecordingContext()
+    shared = Slots(context, 1, 8, 1, SPECS["vector"])
+    memory = np.frombuffer(context.arrays[0], np.uint8)
     shared.write(0, 0, segment(SPECS["vector"], 8, 1, 1))
     shared.write(0, 0, segment(SPECS["vector"], 3, 1, 1))
+    assert not (memory == 255).all()
     shared.read(0)
-    assert np.isnan(shared._slots[0].arrays["obs"]).all()
-    assert (shared._slots[0].arrays["episode"] == -1).all()
+    assert (memory[ALIGNMENT:] == 255).all(), "NaN where a float lies, -1 where an integer does"
 
 
 class SlotsMachine(RuleBasedStateMachine):
@@ -107,7 +110,9 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @initialize(num_slots=strategies.integers(1, 3))
     def start(self, num_slots: int) -> None:
-        self.slots = Slots(processes.context(), 2 * num_slots, 8, 1, SPECS["vector"])
+        context = RecordingContext()
+        self.slots = Slots(context, 2 * num_slots, 8, 1, SPECS["vector"])
+        self.memory = np.frombuffer(context.arrays[0], np.uint8).reshape(2 * num_slots, -1)  # a row for each slot
         self.free = [list(range(worker * num_slots, (worker + 1) * num_slots)) for worker in range(2)]
         self.all_slots = [list(slots) for slots in self.free]
         self.announced: list[list[tuple[int, int, int, bool]]] = [[], []]  # slot, mark, steps, whether the last part
@@ -128,7 +133,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def die(self, worker: int, in_the_middle: bool) -> None:
         """A worker dies, perhaps while it writes. What was announced is read; its successor overwrites the rest."""
         if in_the_middle and self.free[worker]:
-            self.slots._slots[self.free[worker][-1]].arrays["reward"][:3] = 77.0
+            self.memory[self.free[worker][-1], ALIGNMENT : 2 * ALIGNMENT] = 77  # some of the first array, no header
         while self.announced[worker]:
             self.read(worker)
         self.free[worker] = list(self.all_slots[worker])

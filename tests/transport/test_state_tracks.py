@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recording_context import RecordingContext
 
 from freerun.core import State
 from freerun.transport import processes
@@ -39,7 +41,11 @@ class Clock:
 
 def noted(*spans: tuple[State, float]) -> tuple[SharedTracks, TracksReader]:
     """Write these spans to track 1 of two. The last state has not ended."""
-    made = SharedTracks(processes.context(), ["a", "b"])
+    return noted_in(processes.context(), *spans)
+
+
+def noted_in(context: ForkServerContext, *spans: tuple[State, float]) -> tuple[SharedTracks, TracksReader]:
+    made = SharedTracks(context, ["a", "b"])
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock(patch)
         reader = TracksReader(made)
@@ -160,36 +166,42 @@ def test_what_is_written_during_a_read_is_reported_by_the_next() -> None:
 
 def test_a_block_whose_count_arrives_first_is_reported_when_it_is_whole() -> None:
     """ARM may show the writer's stores in any order: the count before the block, or half of the block."""
-    made, reader = noted((State.BUSY, 0.5), (State.WAITING_FOR_SLOT, 0.25), (State.BUSY, 1.0))
+    context = RecordingContext()
+    made, reader = noted_in(context, (State.BUSY, 0.5), (State.WAITING_FOR_SLOT, 0.25), (State.BUSY, 1.0))
+    (words,) = context.arrays
     place = ROW + RING + RING_ENTRY  # the second block of track 1
-    whole = made._memory[place : place + RING_ENTRY].tolist()
+    whole = words[place : place + RING_ENTRY]
     for late in range(RING_ENTRY):
-        made._memory[place + late] = 0.125  # what lay there before, say
+        words[place + late] = 0.125  # what lay there before, say
         if whole[late] != 0.125:
             assert made.blocks(1, 1) == ([], 1), "a block that is not whole was reported"
-        made._memory[place + late] = whole[late]
-    made._memory[place] = 0.125
+        words[place + late] = whole[late]
+    words[place] = 0.125
     assert read(reader, 1.75) == [TrackBlock(1, 0.0, of(busy=0.5))]
-    made._memory[place] = whole[0]
+    words[place] = whole[0]
     assert read(reader, 1.75) == [TrackBlock(1, 0.5, of(waiting_for_slot=0.25)), TrackBlock(1, 0.75, of(busy=1.0))]
 
 
 def test_a_block_of_an_earlier_turn_of_the_ring_is_not_taken_for_a_new_one() -> None:
-    made, _ = noted((State.BUSY, 0.5))
-    made._memory[ROW + COUNT] = RING_BLOCKS + 1  # the count has arrived, the block that takes this place has not
+    context = RecordingContext()
+    made, _ = noted_in(context, (State.BUSY, 0.5))
+    (words,) = context.arrays
+    words[ROW + COUNT] = RING_BLOCKS + 1  # the count has arrived, the block that takes this place has not
     assert made.blocks(1, RING_BLOCKS) == ([], RING_BLOCKS)
 
 
 def test_a_state_and_a_moment_that_do_not_belong_together_are_not_reported() -> None:
-    made, _ = noted((State.WAITING_FOR_SLOT, 3.0))
-    before = made._memory[ROW + STATE : ROW + CHECK + 1].tolist()
+    context = RecordingContext()
+    made, _ = noted_in(context, (State.WAITING_FOR_SLOT, 3.0))
+    (words,) = context.arrays
+    before = words[ROW + STATE : ROW + CHECK + 1]
     made.set_state(1, State.RESTARTING, at=8.0)
-    after = made._memory[ROW + STATE : ROW + CHECK + 1].tolist()
+    after = words[ROW + STATE : ROW + CHECK + 1]
     assert made.current(1) == (State.RESTARTING, 8.0)
     for arrived in itertools.product((False, True), repeat=3):
         seen = [new if has_arrived else old for has_arrived, old, new in zip(arrived, before, after, strict=True)]
         for word, value in zip((STATE, SINCE, CHECK), seen, strict=True):
-            made._memory[ROW + word] = value
+            words[ROW + word] = value
         whole: dict[tuple[bool, ...], tuple[State, float]] = {
             (False,) * 3: (State.BUSY, 3.0),
             (True,) * 3: (State.RESTARTING, 8.0),

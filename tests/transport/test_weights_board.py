@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from recording_context import RecordingContext
 
 from freerun.core import Array
 from freerun.transport import processes
@@ -16,6 +17,18 @@ from freerun.transport.weights_board import WeightsBoard
 
 NUM_WEIGHTS = 100_000
 STRESS_SECONDS = 10.0
+
+
+def make_board(num_weights: int) -> tuple[WeightsBoard, list[Array]]:
+    """A board, and views of its memory: the marks, the checksums, and the weights of both buffers."""
+    context = RecordingContext()
+    board = WeightsBoard(context, num_weights)
+    marks, checksums, weights = context.arrays
+    return board, [
+        np.frombuffer(marks, np.int64),
+        np.frombuffer(checksums, np.int64),
+        np.frombuffer(weights, np.float32),
+    ]
 
 
 def _read_for_a_while(connection: Connection, board: WeightsBoard) -> None:
@@ -61,10 +74,10 @@ def test_board_waits_for_the_first_version_and_then_keeps_the_newest() -> None:
 
 def test_a_version_whose_weights_arrive_last_is_read_when_they_are_whole() -> None:
     """ARM may show the writer's stores in any order: here the marks come first, and the weights in two halves."""
-    board = WeightsBoard(processes.context(), 4)
+    board, (_, _, data) = make_board(4)
     for version in (0, 1, 2):
         board.publish(np.full(4, version, np.float32), version)
-    board._data[0] = 0.0  # the marks say 2, and what lies in the buffer is still version 0
+    data[:4] = 0.0  # the marks say 2, and what lies in the buffer is still version 0
     found: list[tuple[list[float], int]] = []
 
     def read() -> None:
@@ -76,7 +89,7 @@ def test_a_version_whose_weights_arrive_last_is_read_when_they_are_whole() -> No
     for number in range(2):
         reader.join(0.1)  # long enough for many tries
         assert not found, "a mixture was returned"
-        board._data[0, 2 * number : 2 * number + 2] = 2.0
+        data[2 * number : 2 * number + 2] = 2.0
     reader.join(30)
     assert found == [([2.0] * 4, 2)]
 
@@ -85,17 +98,16 @@ def test_a_version_whose_weights_arrive_last_is_read_when_they_are_whole() -> No
 def test_no_mixture_of_two_versions_is_ever_returned(arrived: list[bool], version: int) -> None:
     """Whatever the order of stores and loads, a reader sees for each word either its old value or its new one."""
     numbers = np.random.default_rng(version).normal(size=(4, 3)).astype(np.float32)
-    board = WeightsBoard(processes.context(), 3)
+    board, memory = make_board(3)
     for earlier in range(version):
         board.publish(numbers[earlier], earlier)
-    memory: list[Array] = [board._marks, board._checksums, board._data.reshape(-1)]
     before = [part.copy() for part in memory]
     board.publish(numbers[version], version)
     after = [part.copy() for part in memory]
     words = [(part, word) for part, array in enumerate(memory) for word in range(len(array))]
     for (part, word), has_arrived in zip(words, arrived, strict=True):
         memory[part][word] = (after if has_arrived else before)[part][word]
-    found = board._try_read()
+    found = board.try_read()
     if found is not None:
         weights, found_version = found
         assert found_version in (version, version - 1)
@@ -106,8 +118,8 @@ def test_no_mixture_of_two_versions_is_ever_returned(arrived: list[bool], versio
 
 
 def test_a_version_that_lies_whole_in_the_buffer_of_another_is_not_taken_for_it() -> None:
-    board = WeightsBoard(processes.context(), 3)
+    board, (marks, _, _) = make_board(3)
     for version in range(3):
         board.publish(np.full(3, version, np.float32), version)
-    board._marks[0] = board._marks[2] = 4  # the marks of version 4 have arrived, nothing else of it
-    assert board._try_read() is None
+    marks[0] = marks[2] = 4  # the marks of version 4 have arrived, nothing else of it
+    assert board.try_read() is None

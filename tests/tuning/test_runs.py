@@ -253,5 +253,7 @@ def test_what_cannot_be_adapted_is_refused_with_one_sentence(
 def test_auto_leaves_modes_out_that_cannot_be_adapted(mode: str, bounds: dict[str, Any], sentence: str) -> None:
     config = registry.make_config({"env": "CartPole-v1", "mode": mode, "adapt": True, **bounds})
     with pytest.raises(UserError, match=sentence):
-        auto_mode._check(mode, config)
-    auto_mode._check("pipes", registry.make_config({"env": "CartPole-v1", "mode": "pipes", "adapt": True, **bounds}))
+        auto_mode.check_mode(mode, config)
+    auto_mode.check_mode(
+        "pipes", registry.make_config({"env": "CartPole-v1", "mode": "pipes", "adapt": True, **bounds})
+    )

@@ -44,5 +44,6 @@ OTHERS = {
 }
 
 for _name, (_entry_point, _) in BUILT_IN.items():
+    # Gymnasium warns about a second registration.
     if _name not in gymnasium.registry:
         gymnasium.register(_name, entry_point=_entry_point)

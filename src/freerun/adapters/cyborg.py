@@ -97,6 +97,7 @@ class CAGE2(gymnasium.Env[FloatArray, np.int64]):
         self._episode_steps = episode_steps
         self._num_steps = 0
         self._seeded = False
+        # Building draws random numbers, too. The first reset replaces this seed.
         self._random = OwnRandom(0)
         with self._random:
             folder = find(cyborg_path)
@@ -170,6 +171,7 @@ def load(folder: Path) -> Any:
     loaded = sys.modules.get(FAST)
     if loaded is not None and loaded.SCENARIO.resolve() == folder / SCENARIO:
         return loaded
+    # All modules at once: those of two copies refer to classes of the same names and must not be mixed.
     for name in [name for name in sys.modules if name == FAST or name.partition(".")[0] == "CybORG"]:
         del sys.modules[name]
     try:
@@ -204,5 +206,6 @@ def _importable(folder: Path) -> Iterator[None]:
 def _preload_in_workers(folder: Path) -> None:
     """Let the fork server import CybORG and parse its scenario once: workers then start fast and share the memory."""
     if not processes.is_worker():
+        # The fork server and all workers inherit it, and so find the same copy.
         os.environ.setdefault(PATH_VARIABLE, str(folder))
         processes.preload(["freerun.adapters.cyborg_preload"])

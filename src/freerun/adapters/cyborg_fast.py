@@ -30,6 +30,7 @@ from freerun.core import FloatArray
 SCENARIO = Path(package.__file__).parent / "Shared" / "Scenarios" / "Scenario2.yaml"
 ACTIVITY = {"None": (0, 0), "Scan": (1, 0), "Exploit": (1, 1)}
 COMPROMISED = {"No": (0, 0), "Unknown": (1, 0), "User": (0, 1), "Privileged": (1, 1)}
+# CybORG's own table takes files of at least this density for malware.
 MALWARE_DENSITY = 0.9
 OT_SERVICE = "OTService"
 PRIVILEGED = ("root", "SYSTEM")

@@ -1,4 +1,4 @@
-"""The settings of cyborg/CAGE2-v0."""
+"""The settings of cyborg/CAGE2-v0. They are apart from `cyborg.py`, so that workers need not import tyro."""
 
 from __future__ import annotations
 

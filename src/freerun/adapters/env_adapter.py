@@ -55,6 +55,7 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
         except Exception as error:
             raise self._failure("step", error) from None
         try:
+            # Unpacking is the check: it costs nothing where the result is right.
             obs, reward, terminated, truncated, _ = result
         except (TypeError, ValueError):
             found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
@@ -115,6 +116,7 @@ def _wrong_result(doing: str, found: str) -> str:
 def _misread_by_gymnasium(doing: str, error: Exception) -> str | None:
     """What the environment returned, if one of Gymnasium's own wrappers around it has failed to unpack that."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # The innermost frame must be Gymnasium's: the environment's own code may fail to unpack something, too.
     is_theirs = frames[-1].f_globals.get("__name__", "").startswith("gymnasium.")
     if (
         not is_theirs

@@ -19,6 +19,7 @@ from freerun.adapters.parallel_envs import ParallelEnvs
 from freerun.core import EnvFailure, EnvSpaces, EnvSpec, Tracks, UserError, VectorEnv, callable_name, import_callable
 
 EnvName = str | Callable[..., "gymnasium.Env[Any, Any]"]
+# [module:][namespace/]name-v0
 GYMNASIUM_ID = re.compile(r"^(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+$")
 NO_PICTURES = "this environment draws no pictures: leave --render out"
 EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "pygame": "render"}
@@ -85,9 +86,11 @@ def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         return built
     try:
         with _failures("building the environment"):
+            # The checker would be one more wrapper around every step; `freerun check-env` does its work.
             built = gymnasium.make(env, disable_env_checker=True, **env_args)
         return _without_order_enforcing(built)
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
+        # Some errors do not name the missing package, but the entry point does (gymnasium.envs.mujoco…).
         described = f"{error} {getattr(gymnasium.registry.get(env), 'entry_point', '')}".lower()
         extra = next((extra for word, extra in EXTRAS.items() if word in described), None)
         advice = f"pip install 'freerun[{extra}]'" if extra else not_installed(env, error) or str(error)

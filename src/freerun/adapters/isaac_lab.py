@@ -49,7 +49,8 @@ class IsaacLabEnv:
     def __init__(self, env: gymnasium.Env[Any, Any], clip_actions: float | None = None):
         self._env: Any = env  # Gymnasium's types describe a single environment, not a batch of tensors
         sim: Any = env.unwrapped
-        self._sim = sim
+        self.sim = sim
+        """The task itself, as Isaac Lab has made it: its config, its scene, its buffers."""
         if hasattr(sim, "possible_agents"):
             raise UserError("this task has several agents, and freerun trains one: choose another task")
         config = sim.cfg
@@ -74,7 +75,7 @@ class IsaacLabEnv:
 
     def step(self, action: Tensor) -> TensorStep:
         """One step. The result is cloned, because the simulator overwrites some of its tensors in the next step."""
-        extras = self._sim.extras
+        extras = self.sim.extras
         # Isaac Lab never clears its extras, so an entry of an earlier step would be taken for one of this step.
         extras.pop("final_obs", None)
         self._log.clear(extras)

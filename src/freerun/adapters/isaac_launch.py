@@ -49,7 +49,7 @@ _app: Any = None
 """Isaac Sim's app, if version 2 has started it."""
 
 
-def is_isaac_task(name: Any) -> bool:
+def is_isaac_task(name: object) -> bool:
     return isinstance(name, str) and name.startswith((PREFIX, ANY_NAME))
 
 
@@ -78,6 +78,7 @@ def start_app(device: str, headless: bool) -> None:
     check_device(device)
     with _explained("Isaac Sim"), _without_arguments():
         app_module = importlib.import_module("isaaclab.app")
+        # Version 3 has this function instead of the class below.
         if not hasattr(app_module, "launch_simulation"):
             _app = app_module.AppLauncher(headless=headless, device=device).app
             atexit.register(stop, 0)
@@ -142,6 +143,7 @@ def stop(exit_code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if simulation is not None:
+        # As if the `with` block of `launch_simulation` were left by this exit: Isaac Lab 3 reads the code from it.
         simulation.runtime.__exit__(SystemExit, SystemExit(exit_code), None)
     if app is not None:
         if exit_code:
@@ -182,6 +184,7 @@ def _config(task: str, num_envs: int | None, device: str, seed: int, settings: M
     config = parse(name, device=device, num_envs=num_envs)
     config.seed = seed
     if hasattr(config, "compute_final_obs"):
+        # Asks for the observations from before a reset, which bootstrapping at a truncation needs.
         config.compute_final_obs = True
     for setting, value in settings.items():
         _set(config, setting, value)

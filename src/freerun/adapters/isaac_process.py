@@ -40,9 +40,12 @@ class IsaacLabProcess:
         # The learner's thread asks for metrics while another thread steps: one request and its answer at a time.
         self._lock = threading.Lock()
         arguments = (theirs, task, num_envs, device, seed, headless, settings)
-        self._process = context.Process(target=_serve, args=arguments, daemon=True, name="freerun-isaac-lab")
+        # A daemon, so that it is ended with this process.
+        self.process = context.Process(target=_serve, args=arguments, daemon=True, name="freerun-isaac-lab")
+        """The process that simulates."""
         with processes.without_main():
-            self._process.start()
+            self.process.start()
+        # With a copy of its end open here, the pipe would not report the death of the other process.
         theirs.close()
         self.spec: EnvSpec
         self.num_envs: int
@@ -68,7 +71,7 @@ class IsaacLabProcess:
         if not self._is_closed:
             self._is_closed = True
             self._pipe.close()  # the other process reads the end of the file and ends
-            processes.stop([self._process], GRACE_SECONDS)
+            processes.stop([self.process], GRACE_SECONDS)
 
     def _request(self, what: str) -> Any:
         with self._lock:
@@ -94,7 +97,7 @@ class IsaacLabProcess:
 
     def _death(self) -> EnvFailure:
         self.close()
-        return EnvFailure(f"the process that simulated {self._task} has died (exit code {self._process.exitcode})")
+        return EnvFailure(f"the process that simulated {self._task} has died (exit code {self.process.exitcode})")
 
 
 def _serve(
@@ -144,6 +147,7 @@ def _simulate(
         if request == "metrics":
             return env.metrics()
         new = [env.reset()] if request == "reset" else list(env.step(action))
+        # Not strict: a reset has new observations alone, which are the first of the results.
         for result, value in zip(results, new, strict=False):
             result.copy_(value)
         _wait_for_writes(action)

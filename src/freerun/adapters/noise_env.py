@@ -22,6 +22,7 @@ class NoiseEnv(gymnasium.Env[Any, Any]):
         self.action_space = action_space
         self._episode_steps = episode_steps
         self._observations = _noise(observation_space)
+        # Fixed seeds: every probe sees the same noise.
         self._rewards = np.random.default_rng(1).normal(size=NUM_OBSERVATIONS).tolist()
         self._step = 0
 

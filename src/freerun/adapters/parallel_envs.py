@@ -48,6 +48,7 @@ class ParallelEnvs:
         self._timeout = step_timeout
         self._exit_diagnosis = ExitDiagnosis()
         self._stacks = StackFile()
+        # Starts the fork server here, with our preloaded modules; AsyncVectorEnv would start one without them.
         processes.context()
         with processes.without_main(), processes.nameless_semaphores():
             builders = [_EnvInProcess(factory, tracks, self._stacks, index) for index in range(num_envs)]

@@ -52,6 +52,7 @@ def _flat_observation_space(space: spaces.Space[Any]) -> spaces.Box:
                 f"observation space {space} is not supported: use a Box, or a Dict or Tuple of Boxes and Discretes"
             )
         space = flat
+    # Kinds of dtype: i is signed, u unsigned, b bool.
     if space.dtype == np.float64 or (space.dtype.kind in "iub" and space.dtype != np.uint8):
         low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         space = spaces.Box(low, high, dtype=np.float32)

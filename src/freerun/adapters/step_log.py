@@ -22,7 +22,7 @@ class StepLog:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Any, int]] = {}
+        self._sums: dict[str, tuple[torch.Tensor | float, int]] = {}
         self._stream: torch.cuda.Stream | None = None
         """The simulator's CUDA stream, on which the sums are computed. The learner reads from another one."""
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class StepLog:
                 for name, value in (extras.get(key) or {}).items():
                     self._add(name, value)
 
-    def _add(self, name: str, value: Any) -> None:
+    def _add(self, name: str, value: torch.Tensor | float) -> None:
         if isinstance(value, torch.Tensor):
             if value.is_cuda:
                 self._stream = torch.cuda.current_stream(value.device)
@@ -54,6 +54,7 @@ class StepLog:
 
     def read(self) -> Metrics:
         with self._lock:
+            # Only swapped under the lock: reading the device may take long, and the simulator must not wait for it.
             sums, self._sums = self._sums, {}
         if self._stream is not None:
             self._stream.synchronize()  # the sums may still be in the queue of the simulator's stream

@@ -14,7 +14,7 @@ FAMILY = ("-", ":")
 """A key of `TENSOR_ENVS` that ends with one of these stands for all names that begin with it."""
 
 
-def find_builder(env: Any) -> str | None:
+def find_builder(env: object) -> str | None:
     """The builder of a tensor environment, as module:callable; None for a name of any other environment."""
     if not isinstance(env, str):
         return None
@@ -24,7 +24,7 @@ def find_builder(env: Any) -> str | None:
     return None
 
 
-def is_only_tensors(env: Any) -> bool:
+def is_only_tensors(env: object) -> bool:
     """Whether it can be stepped as tensors alone. freerun's own simulators are Gymnasium environments, too."""
     return find_builder(env) is not None and env not in TENSOR_ENVS
 
@@ -71,6 +71,7 @@ class TensorEnvs:
             )
         build = import_callable(builder, "environment")
         self.envs: list[TensorEnv] = [
+            # A seed for each share: with the same one they would simulate the same episodes.
             build(env, num_envs=num_envs // num_shares, device=device, seed=seed + share, **env_args)
             for share in range(num_shares)
         ]

@@ -4,16 +4,13 @@
 `environments`  what can be stepped: one environment, a batch of arrays, a batch of tensors
 `protocols`     who acts (Policy), collects (Collector), learns (Algorithm) and records (MetricSink, Gauge)
 `traits`        what modes, algorithms and trackers declare about themselves
-`collector_settings`: what every collector is built with, and the options of a mode
+`declared_settings`: what every collector is built with, and what modes and environments add as flags
 `accounting`    counts of episodes and steps, failures of workers, states on the timeline
 `seeds`         how the seed of the run and the number of an episode decide its randomness
-`env_settings`  settings that an environment declares for itself
-`flag_markers`  the mark of settings that --help shows
 `errors`        errors in the user's words
 """
 
 from freerun.core.accounting import Counts, Incident, IncidentKind, NoTracks, StartPoint, State, Tracks
-from freerun.core.collector_settings import Acceleration, CollectorSettings, ModeOptions, TuningBounds
 from freerun.core.data import (
     SEGMENT_ARRAYS,
     AnySegment,
@@ -25,7 +22,16 @@ from freerun.core.data import (
     Segment,
     TensorSegment,
 )
-from freerun.core.env_settings import Baseline, EnvSettings, EnvTarget
+from freerun.core.declared_settings import (
+    Acceleration,
+    Baseline,
+    CollectorSettings,
+    Common,
+    EnvSettings,
+    EnvTarget,
+    ModeOptions,
+    TuningBounds,
+)
 from freerun.core.environments import (
     ActionSpace,
     EnvFactory,
@@ -50,7 +56,6 @@ from freerun.core.errors import (
     is_found_by_name,
     require_positive,
 )
-from freerun.core.flag_markers import Common
 from freerun.core.protocols import (
     Algorithm,
     BackgroundWork,

@@ -80,7 +80,10 @@ class StartPoint:
 
 
 class State(IntEnum):
-    """What a worker, the learner or a stage of the learner is doing. The timeline shows it."""
+    """What a worker, the learner or a stage of the learner is doing. The timeline shows it.
+
+    The numbers are part of timeline.jsonl: they never change.
+    """
 
     BUSY = 0
     WAITING_FOR_SLOT = 1

@@ -63,6 +63,7 @@ class Segment:
         return Segment(**arrays, seconds=self.seconds, after_gap=after_gap)
 
 
+# Without `seconds`, which is a number, and `after_gap`, which most segments do not have.
 SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name not in ("seconds", "after_gap"))
 
 

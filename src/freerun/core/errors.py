@@ -97,7 +97,7 @@ def is_found_by_name(target: str | Callable[..., Any]) -> bool:
     return isinstance(target, str) or getattr(sys.modules.get(module_name), attribute, None) is target
 
 
-def require_positive(settings: Any, *names: str) -> None:
+def require_positive(settings: object, *names: str) -> None:
     """Refuse settings below 1. A setting may be a number, a tuple of numbers, or None if it was not given."""
     for name in names:
         given = getattr(settings, name)

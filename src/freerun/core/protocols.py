@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from freerun.core.data import AnySegment, Array, Demand, FloatArray, Metrics, Se
 if TYPE_CHECKING:  # workers never import torch
     import torch
     from torch import Tensor
+
+
+Thing = TypeVar("Thing")
 
 
 class Decision(NamedTuple):
@@ -130,7 +133,7 @@ class Tunable:
     """Whether only the learner may apply a value, and only between two updates."""
 
     def fit(self, value: float) -> float:
-        """The nearest value within the bounds."""
+        """Return the nearest value within the bounds."""
         value = min(self.high, max(self.low, value))
         return float(round(value)) if self.is_whole else value
 
@@ -138,6 +141,7 @@ class Tunable:
         """`value` times `factor`, rounded away from `value` and within the bounds."""
         wanted = value * factor
         if self.is_whole:
+            # Rounded to the nearest, a small number such as 1 · 1.25 would never change.
             wanted = math.ceil(wanted) if factor > 1 else math.floor(wanted)
         return self.fit(wanted)
 
@@ -248,7 +252,7 @@ class StagedAlgorithm(Algorithm, Protocol):
 
 
 def background_stages(algorithm: Algorithm) -> Mapping[str, BackgroundWork]:
-    """What of an algorithm runs beside the learner, by name."""
+    """Return the stages of an algorithm that run beside the learner, by name."""
     return algorithm.stages if isinstance(algorithm, StagedAlgorithm) else {}
 
 
@@ -267,11 +271,11 @@ class LearnerGroup(Protocol):
     index: int
     count: int
 
-    def sum(self, tensor: Any) -> None:
+    def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all learners. Everyone gets the same bits."""
         ...
 
-    def gather(self, thing: Any) -> list[Any]:
+    def gather(self, thing: Thing) -> list[Thing]:
         """Return what each learner has passed, ordered by their index."""
         ...
 
@@ -282,10 +286,10 @@ class SingleLearner:
     index = 0
     count = 1
 
-    def sum(self, tensor: Any) -> None:
+    def sum(self, tensor: Tensor) -> None:
         """Leave the tensor as it is: the sum over one learner."""
 
-    def gather(self, thing: Any) -> list[Any]:
+    def gather(self, thing: Thing) -> list[Thing]:
         return [thing]
 
 

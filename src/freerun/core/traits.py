@@ -14,7 +14,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from freerun.core.collector_settings import ModeOptions
+from freerun.core.declared_settings import ModeOptions
 from freerun.core.errors import UserError
 
 
@@ -28,10 +28,13 @@ class RequiredPackage:
     """The name that people know it by."""
     extra: str
     """The extra of freerun that installs it: pip install 'freerun[extra]'."""
+    also: tuple[str, ...] = ()
+    """Other modules that must be there too, because the package can be installed without them."""
 
     @property
     def is_installed(self) -> bool:
-        return importlib.util.find_spec(self.module) is not None
+        # This looks for packages without importing them, which may take seconds.
+        return all(importlib.util.find_spec(module) is not None for module in (self.module, *self.also))
 
     @property
     def advice(self) -> str:

@@ -26,19 +26,15 @@ from freerun.core import UserError
 from freerun.persistence import ring_files
 from freerun.persistence.files import read_json, refuse_huge, sha256_of, sync_folder, write_durably
 from freerun.persistence.ring_files import RingStore, StoredRing
+from freerun.persistence.run_folder import POLICY
 from freerun.persistence.state_codec import Packer, unpack
 
 logger = logging.getLogger("freerun")
 
 FORMAT = 1
 """The version of the format. It is raised when an older freerun could not read what this one writes."""
-FOLDER, MANIFEST, STATE, TENSORS, POLICY = (
-    "checkpoints",
-    "MANIFEST",
-    "state.json",
-    "tensors.safetensors",
-    "policy.safetensors",
-)
+FOLDER, MANIFEST, STATE, TENSORS = "checkpoints", "MANIFEST", "state.json", "tensors.safetensors"
+# Nine digits, so that names sort by age; a very long run may need more. Eighteen fit into 64 bits.
 NAME = re.compile(r"update-\d{9,18}", re.ASCII)
 TEMPORARY = re.compile(r"\.(?:writing|replaced|removed)-.*", re.ASCII)
 # The only names that a manifest may contain. A crafted one could otherwise point to any file of the user's.
@@ -72,7 +68,7 @@ def name_of(update: int) -> str:
 
 
 def names(run_dir: Path) -> list[str]:
-    """The names of all checkpoints of a run, oldest first, whether or not they can be used."""
+    """Return the names of all checkpoints of a run, oldest first, whether or not they can be used."""
     folder = folder_of(run_dir)
     found = [path.name for path in folder.iterdir() if NAME.fullmatch(path.name)] if folder.is_dir() else []
     # By number and not by text: beyond nine digits a longer name would sort before a shorter one.
@@ -80,7 +76,7 @@ def names(run_dir: Path) -> list[str]:
 
 
 def verify(path: Path, verified_rows: Collection[str] = ()) -> dict[str, str]:
-    """The hashes of a checkpoint's files. Every byte is read and compared, except of rows that were verified before.
+    """Verify all files of a checkpoint, except rows that were verified before, and return their hashes.
 
     Raises `Damaged` if anything is missing or differs.
     """
@@ -159,7 +155,7 @@ def _unpacked(path: Path, unpack_state: Callable[[dict[str, Any]], Any]) -> dict
 
 
 def newest(run_dir: Path, read: Callable[[Path], Checkpoint] = load) -> Checkpoint:
-    """The newest checkpoint of a run that can be used. Damaged ones are logged and passed over."""
+    """Return the newest checkpoint of a run that can be used. Damaged ones are logged and passed over."""
     reasons = []
     for name in reversed(names(run_dir)):
         path = folder_of(run_dir) / name
@@ -177,7 +173,7 @@ def newest(run_dir: Path, read: Callable[[Path], Checkpoint] = load) -> Checkpoi
 
 
 def score_of(path: Path) -> float | None:
-    """The score of the checkpoint's policy; None if the file does not say."""
+    """Return the score of the checkpoint's policy; None if the file does not say."""
     with contextlib.suppress(UserError):
         score = read_json(path / STATE).get("score")
         return float(score) if isinstance(score, int | float) else None
@@ -185,7 +181,7 @@ def score_of(path: Path) -> float | None:
 
 
 def best(run_dir: Path) -> Path | None:
-    """The checkpoint with the highest score, the newest among equals; None if no checkpoint has a score."""
+    """Return the checkpoint with the highest score, the newest among equals; None if no checkpoint has a score."""
     scores = {name: score_of(folder_of(run_dir) / name) for name in names(run_dir)}
     known = {name: score for name, score in scores.items() if score is not None}
     return folder_of(run_dir) / max(known, key=lambda name: (known[name], name)) if known else None
@@ -212,7 +208,7 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)  # a run was killed while it wrote this
 
     def policy_of(self, update: int) -> bytes | None:
-        """The content of policy.safetensors in the checkpoint of that update; None if there is none."""
+        """Return the content of policy.safetensors in the checkpoint of that update; None if there is none."""
         with contextlib.suppress(OSError):
             return (self._folder / name_of(update) / POLICY).read_bytes()
         return None
@@ -294,6 +290,7 @@ class Checkpoints:
 
     def _prune(self, num_kept: int, keep_best: bool = True) -> None:
         """Remove all checkpoints but the last few and, if wanted, the best one."""
+        # A dict keeps the order of insertion, so the last ones are the newest.
         kept = set(list(self._scores)[-num_kept:])
         scored = {name: score for name, score in self._scores.items() if score is not None}
         if keep_best and scored:

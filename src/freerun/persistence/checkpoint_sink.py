@@ -29,7 +29,7 @@ class Interval:
 
     @classmethod
     def read(cls, text: str) -> Interval:
-        """The value of --checkpoint-every."""
+        """Read the value of --checkpoint-every."""
         # 60s, 10m and 1h are times; 5000, 50k and 1M are steps. So "m" and "M" differ.
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhkM]?)", text)
         if text == "never":
@@ -89,7 +89,7 @@ class CheckpointSink:
         self._save_seconds = 0.0  # how long the last checkpoint took
 
     def saved_policy(self) -> bytes | None:
-        """The policy of the update that was saved last."""
+        """Return the policy of the update that was saved last."""
         return self._checkpoints.policy_of(self.saved_update)
 
     def ask_to_stop(self) -> None:

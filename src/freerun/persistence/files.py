@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +19,9 @@ from freerun.core import UserError
 logger = logging.getLogger("freerun")
 
 MOST_JSON_BYTES = 64 << 20
+"""No JSON file and no line of a run is larger. A larger one from elsewhere would only take all memory."""
 HASHED_AT_ONCE = 1 << 20
+"""Bytes per read, so that a file of gigabytes is never in memory as a whole."""
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -42,6 +45,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that people may read too, atomically."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def sync_folder(path: Path) -> None:
@@ -159,7 +167,7 @@ class LineFile:
         self._is_failing = False
 
     def mark(self) -> dict[str, Any]:
-        """The position for a checkpoint, to resume the file from here. Raises OSError if not all is on the disk."""
+        """Return the position to resume the file from, for a checkpoint. Raises OSError if not all is on the disk."""
         self.flush()
         os.fsync(self._descriptor)  # a checkpoint must not refer to lines that a power failure could still take
         return {"bytes": self._size, "sha256": self._digest.hexdigest()}

@@ -14,7 +14,7 @@ from typing import TextIO
 import numpy as np
 
 from freerun.core import SEGMENT_ARRAYS, Incident
-from freerun.persistence.files import write_atomically
+from freerun.persistence.files import write_json
 
 logger = logging.getLogger("freerun")
 
@@ -104,5 +104,5 @@ class IncidentFile:
         arrays = {name: getattr(incident.evidence, name) for name in SEGMENT_ARRAYS}
         np.savez_compressed(path, allow_pickle=False, **arrays)
         about = {"episode": incident.episode, "seed": incident.seed, "text": self._redact(incident.text)}
-        write_atomically(path.with_suffix(".json"), (json.dumps(about, indent=2) + "\n").encode())
+        write_json(path.with_suffix(".json"), about)
         return path

@@ -10,12 +10,13 @@ from pathlib import Path
 from freerun.core import UserError
 
 MOST_LINE_BYTES = 4 << 20
+"""A line of a run has a few kilobytes. A longer one from elsewhere would only take memory."""
 MOST_NAMES = 2000
 """The most metrics in one line. A run has about a hundred, and one share for each lag."""
 
 
 def read_record(line: str | bytes) -> dict[str, float | None]:
-    """The metrics of one line; None for a value that was not finite. Raises ValueError for anything else."""
+    """Return the metrics of one line; None for a value that was not finite. Raises ValueError for anything else."""
     if len(line) > MOST_LINE_BYTES:
         raise ValueError("the line is too long")
     try:
@@ -36,7 +37,7 @@ def _number(value: object) -> float | None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, float | None]]:
-    """The records of all whole lines."""
+    """Yield the records of all whole lines."""
     if not path.is_file():
         raise UserError(f"{path} is missing: name the folder of a run that freerun has trained")
     with path.open("rb") as file:

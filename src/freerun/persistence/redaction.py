@@ -22,7 +22,7 @@ SHORTEST_SECRET = 8
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as a file may hold them: each secret is replaced by a remark."""
+    """Return the settings as a file may hold them: each secret is replaced by a remark."""
     # freerun's own settings have fixed names, so only their values are judged. Names of env_args are the user's.
     known = _environment_secrets()
     shown = {name: HIDDEN if _looks_secret("", value, known) else value for name, value in options.items()}
@@ -34,14 +34,14 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _looks_secret(name: str, value: Any, known: frozenset[str]) -> bool:
+def _looks_secret(name: str, value: object, known: frozenset[str]) -> bool:
     if isinstance(value, str):
         return bool(LIKELY_NAMES.search(name) or CREDENTIALS_IN_URL.search(value)) or value in known
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(SURE_NAMES.search(name))
 
 
 def _environment_secrets() -> frozenset[str]:
-    """The values of variables such as WANDB_API_KEY and HF_TOKEN."""
+    """Return the values of variables such as WANDB_API_KEY and HF_TOKEN."""
     found = (value for name, value in os.environ.items() if LIKELY_NAMES.search(name))
     return frozenset(value for value in found if len(value) >= SHORTEST_SECRET)
 
@@ -57,7 +57,7 @@ class SecretRedactor:
         self._secrets = re.compile("|".join(map(re.escape, secrets))) if secrets else None
 
     def redact(self, text: str) -> str:
-        """The text without secrets."""
+        """Return the text without secrets."""
         text = CREDENTIALS_IN_URL.sub(HIDDEN, text)
         return text if self._secrets is None else self._secrets.sub(HIDDEN, text)
 

@@ -25,6 +25,7 @@ from freerun.persistence.state_codec import to_numpy
 FOLDER = "rows"
 NAME = re.compile(r"[\w.-]+-\d+-\d+-[0-9a-f]{16}\.safetensors", re.ASCII)
 CHUNK_BYTES = 8 << 20
+"""The size of a full chunk. A checkpoint writes at most half a chunk of old rows again."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,15 @@ class RingStore:
         self._rings, self.pending = self.pending, {}
 
     def files(self) -> dict[str, str]:
-        """Names and hashes of the files that the checkpoint which is being written needs."""
+        """Return names and hashes of the files that the checkpoint which is being written needs."""
         return {chunk.name: chunk.sha256 for chunks in self.pending.values() for chunk in chunks}
 
     def verified_files(self) -> set[str]:
-        """Names of files that an earlier checkpoint needed too, and that were verified then."""
+        """Return names of files that an earlier checkpoint needed too, and that were verified then."""
         return {chunk.name for chunks in self._rings.values() for chunk in chunks}
 
     def open(self, content: Any, hashes: dict[str, str]) -> StoredRing:
-        """The ring that state.json describes. Raises UserError if its chunks do not cover all of its rows."""
+        """Open the ring that state.json describes. Raises UserError if its chunks do not cover all of its rows."""
         try:
             chunks = [Chunk(name, int(first), int(stop), hashes[name]) for name, first, stop in content["chunks"]]
             ring = StoredRing(self._folder, chunks, int(content["total"]), int(content["capacity"]))
@@ -134,7 +135,7 @@ class StoredRing:
         return max(0, self.total - self.capacity)
 
     def pieces(self) -> Iterator[tuple[int, dict[str, Array]]]:
-        """All rows, oldest first: the number of each piece's first row, and its columns."""
+        """Yield all rows, oldest first: the number of each piece's first row, and its columns."""
         first = self.first
         for chunk in self.chunks:
             with safe_open(self.folder / chunk.name, "numpy") as file:

@@ -18,13 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from freerun.core import Array, EnvSpaces, FloatArray, UserError
-from freerun.persistence.files import read_json, refuse_huge, write_atomically
-from freerun.persistence.link_check import refuse_links_out
+from freerun.persistence.files import read_json, refuse_huge, write_atomically, write_json
 from freerun.persistence.space_codec import pack_spaces, unpack_spaces
 
 logger = logging.getLogger("freerun")
 
 CONFIG, SUMMARY, POLICY, LOCK = "config.json", "summary.json", "policy.safetensors", ".lock"
+DIFFER_BETWEEN_SEEDS = ("seed", "run_dir", "quiet", "watch", "display")
+"""What may differ between runs of the same training with different seeds. Only the seed changes what is learned."""
 
 
 class RunFolder:
@@ -59,7 +60,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of a run that has ended. Raises UserError if it is none."""
+        """Open the folder of a run that has ended. Raises UserError if it is none."""
         for name in (CONFIG, POLICY):
             if not (path / name).is_file():
                 raise UserError(
@@ -69,7 +70,7 @@ class RunFolder:
 
     def claim(self) -> Callable[[], None]:
         """Lock the folder against other runs, until the returned function is called or this process ends."""
-        refuse_links_out(self.path)
+        _refuse_links_out(self.path)
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         # The kernel holds the lock with the open file, so it ends with the process, however that ends. A lock file that
         # must be removed would stay behind after a kill.
@@ -92,7 +93,7 @@ class RunFolder:
         """Write the policy and the summary of a run that has ended; False, with a warning, if that fails."""
         try:
             write_atomically(self.path / POLICY, policy)
-            self._write_json(SUMMARY, summary)
+            write_json(self.path / SUMMARY, summary)
         except OSError as error:
             logger.warning("policy and summary could not be written to %s: %s", self.path, error.strerror)
             return False
@@ -112,14 +113,11 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.json. A run that is resumed can do without a new one; a new run cannot."""
         try:
-            self._write_json(CONFIG, config)
+            write_json(self.path / CONFIG, config)
         except OSError as error:
             if not (self.path / CONFIG).exists():
                 raise UserError(f"cannot write to {self.path}: {error.strerror}; name another --run-dir") from None
             logger.warning("%s could not be replaced and stays as it was: %s", self.path / CONFIG, error.strerror)
-
-    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
 
 
 class PolicyFile(NamedTuple):
@@ -133,7 +131,7 @@ class PolicyFile(NamedTuple):
 
 
 def pack_policy(arrays: Mapping[str, FloatArray], description: Mapping[str, Any], spaces: EnvSpaces) -> bytes:
-    """The bytes of policy.safetensors."""
+    """Return the bytes of policy.safetensors."""
     # All metadata in one text: safetensors writes several entries in random order, and equal policies should be equal
     # files.
     about = {**description, "spaces": pack_spaces(spaces)}
@@ -158,8 +156,30 @@ def read_policy(path: Path) -> PolicyFile:
 
 
 def _unused(path: Path) -> Path:
-    """The path itself, or with a number appended if it exists."""
+    """Return the path, with a number appended if it exists."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
+
+
+def _refuse_links_out(folder: Path) -> None:
+    """Refuse symbolic links that lead out of a run folder: a run that is resumed would write to their targets.
+
+    In a folder from elsewhere, metrics.jsonl could lead to a file of the user's.
+    """
+    top = folder.resolve()
+    # Links to folders are listed but not followed: one could lead in a circle, or through the whole disk.
+    for parent, folders, files in os.walk(top, followlinks=False):
+        for name in (*folders, *files):
+            path = Path(parent) / name
+            if path.is_symlink() and not path.resolve().is_relative_to(top):
+                raise UserError(
+                    f"{path} is a link to {os.readlink(path)}, where a run in {folder} would write: "
+                    "remove it, or put what it leads to in its place"
+                )
+
+
+def without_seed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that runs of the same training with different seeds have in common."""
+    return {name: value for name, value in config.items() if name not in DIFFER_BETWEEN_SEEDS}

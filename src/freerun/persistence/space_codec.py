@@ -15,7 +15,7 @@ MOST_NUMBERS = 1 << 24
 
 
 def pack_spaces(found: EnvSpaces) -> list[Any] | None:
-    """A description of both spaces for JSON; None if one of them is of a kind that is not supported."""
+    """Describe both spaces for JSON; None if one of them is of a kind that is not supported."""
     try:
         return [_describe(space) for space in found]
     except TypeError:
@@ -23,7 +23,7 @@ def pack_spaces(found: EnvSpaces) -> list[Any] | None:
 
 
 def unpack_spaces(described: Any) -> EnvSpaces:
-    """The reverse of `pack_spaces`. Raises ValueError for a description that it did not write."""
+    """Undo `pack_spaces`. Raises ValueError for a description that it did not write."""
     try:
         observation, action = (_restore(part) for part in described)
     except (  # whatever a damaged or crafted description makes numpy and Gymnasium raise
@@ -79,12 +79,12 @@ def _restore(about: Any) -> spaces.Space[Any]:
     raise ValueError(f"there is no space {kind!r}")
 
 
-def _numbers(limits: Array) -> Any:
-    """The limits as a list, or as one number if all are equal, as those of images are."""
+def _numbers(limits: Array) -> object:
+    """Return the limits as a list, or as one number if all are equal, as those of images are."""
     return _finite(limits.flat[0].item() if limits.size and (limits == limits.flat[0]).all() else limits.tolist())
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """Replace infinite numbers, which JSON does not have, by texts that `float` reads."""
     if isinstance(value, list):
         return [_finite(part) for part in value]
@@ -97,8 +97,8 @@ def _array(value: Any, shape: tuple[int, ...], dtype: Any) -> Array:
     return np.ascontiguousarray(np.broadcast_to(numbers, shape))
 
 
-def _infinite(value: Any) -> Any:
-    """The reverse of `_finite`."""
+def _infinite(value: object) -> object:
+    """Undo `_finite`."""
     if isinstance(value, list):
         return [_infinite(part) for part in value]
     return float(value) if isinstance(value, str) else value

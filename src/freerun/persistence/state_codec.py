@@ -25,7 +25,7 @@ class Packer:
         self._store_ring = store_ring
 
     def pack(self, value: Any, path: str) -> Any:
-        """The value as JSON. Arrays and tensors are added to `arrays` under their path."""
+        """Return the value as JSON. Arrays and tensors are added to `arrays` under their path."""
         if isinstance(value, np.ndarray | np.generic):  # this comes first, because a np.float64 is also a float
             self.arrays[path] = to_numpy(value)
             return {"$array": path}
@@ -51,21 +51,21 @@ class Packer:
         raise TypeError(f"{path} is a {type(value).__name__}, which no checkpoint can hold")
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     """True for a torch tensor. Torch is not imported for that: if nobody has imported it, there is no tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def to_numpy(value: Any) -> Array:
-    """A contiguous array with the content of an array, or of a tensor on any device."""
+    """Return a contiguous array with the content of an array, or of a tensor on any device."""
     array = value.detach().cpu().numpy() if _is_tensor(value) else np.asarray(value)
     # ascontiguousarray turns a single number into an array of shape (1,), hence the reshape.
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def unpack(value: Any, arrays: Mapping[str, Array], open_ring: Callable[[Any], Any]) -> Any:
-    """The reverse of `Packer.pack`."""
+    """Undo `Packer.pack`."""
     if isinstance(value, list):
         return [unpack(part, arrays, open_ring) for part in value]
     if not isinstance(value, dict):
@@ -108,9 +108,18 @@ def check_fit(loaded: Any, fresh: Any, path: str = "state") -> None:
 
 
 def _shape_text(value: Any) -> str:
-    """Shape and type of an array or a tensor; the beginning of any other value."""
+    """Return shape and type of an array or a tensor; the beginning of any other value."""
     return f"{tuple(value.shape)} of {value.dtype}" if _has_shape(value) else repr(value)[:80]
 
 
-def _has_shape(value: Any) -> bool:
+def _has_shape(value: object) -> bool:
     return isinstance(value, np.ndarray | np.generic) or _is_tensor(value)
+
+
+def upgrade_algorithm_state(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of an algorithm in the present form, whatever version has written it."""
+    state = dict(algorithm)
+    if "return_moments" in state and "reward_scale" not in state:
+        # PPO once saved only the statistics of the discounted returns, and not the returns of unfinished episodes.
+        state["reward_scale"] = {"moments": state.pop("return_moments"), "of_episodes": {}, "of_simulators": {}}
+    return state

@@ -52,7 +52,7 @@ def _signature(key: bytes, code: Sequence[str]) -> str:
 
 
 def _key() -> bytes:
-    """The key of this user. It is made when it is first needed, and nobody else can read it."""
+    """Return the key of this user. It is made when it is first needed, and nobody else can read it."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     path = Path(state) / "freerun" / "key"
     if not path.exists():

@@ -12,8 +12,7 @@ import numpy as np
 
 from freerun.core import Algorithm, Counts, StartPoint, UserError
 from freerun.persistence.files import LineFile
-from freerun.persistence.state_codec import check_fit
-from freerun.persistence.upgrades import upgrade_algorithm_state
+from freerun.persistence.state_codec import check_fit, upgrade_algorithm_state
 from freerun.run.run_parts import RunParts
 from freerun.telemetry.ledger import Ledger
 from freerun.version import VERSION

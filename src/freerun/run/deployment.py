@@ -16,21 +16,19 @@ from freerun.adapters.tensor_envs import is_only_tensors
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.core import Array, EnvSpaces, EnvSpec, FloatArray, Policy, UserError
 from freerun.persistence import checkpoint
-from freerun.persistence import trust as trust_check
-from freerun.persistence.redaction import refuse_redacted
 from freerun.persistence.run_folder import POLICY, PolicyFile, RunFolder, read_policy
 from freerun.run.resume import settings_of
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.factories import make_factory
-from freerun.settings.named_code import code_in
-from freerun.settings.registry import find_algorithm, make_config
+from freerun.settings.named_code import trusted_config
+from freerun.settings.registry import find_algorithm
 
 if TYPE_CHECKING:
     from freerun.algorithms.policies.torch_actor import TorchActor
 
 SIZES = ("obs_size", "categories", "gaussian_size")
 """The sizes that a network and its environment must share."""
-Settings = Callable[[Sequence[str]], TrainConfig[Any, Any]]
+Settings = Callable[[Sequence[str]], AnyConfig]
 """Returns the settings of a policy's run, for a list of code that the user trusts."""
 
 
@@ -75,7 +73,7 @@ class TrainedPolicy:
 
     __call__ = predict
 
-    def act(self, *_: Any, **__: Any) -> NoReturn:
+    def act(self, *_: object, **__: object) -> NoReturn:
         raise UserError("a trained policy has no act(): call policy.predict(obs), with one observation or a batch")
 
     def _read(self, obs: Any) -> tuple[Array, bool]:
@@ -161,11 +159,9 @@ class SavedPolicy:
     config: dict[str, Any]
     policy_path: Path
 
-    def settings(self, trust: Sequence[str]) -> TrainConfig[Any, Any]:
+    def settings(self, trust: Sequence[str]) -> AnyConfig:
         """Return the settings of the run, after a check that the user trusts the code that they name."""
-        trust_check.check(code_in(self.config), self.run_dir, trust)
-        refuse_redacted(self.config)
-        return make_config(self.config)
+        return trusted_config(self.config, self.run_dir, trust)
 
     @classmethod
     def find(cls, place: Path, which: str | None = None) -> SavedPolicy:
@@ -194,6 +190,7 @@ class SavedPolicy:
             found = checkpoint.load_settings(path)
         except checkpoint.Damaged as damage:
             raise UserError(f"{path} cannot be used: {damage}") from None
+        # RUN_DIR/checkpoints/update-000000120
         run_dir = path.parent.parent
         return cls(run_dir, settings_of(found, run_dir), path / POLICY)
 

@@ -15,12 +15,11 @@ from freerun.run.run_parts import RunParts
 from freerun.settings.factories import episode_remedy, is_tensors
 from freerun.settings.registry import find_algorithm, find_mode, find_tracker
 from freerun.telemetry.advice import RecentRecords
-from freerun.telemetry.background_sink import BackgroundSink
 from freerun.telemetry.classic_lines import ClassicLines
 from freerun.telemetry.rsl_rl_console import RslRlBlocks
 from freerun.telemetry.terminal import LiveDisplay, LogLines
 from freerun.telemetry.time_shares import LearnerActivity
-from freerun.telemetry.tracking import TrackedRun
+from freerun.telemetry.tracking import BackgroundSink, TrackedRun
 from freerun.telemetry.waiting import WaitingLines, WaitingStatus
 from freerun.telemetry.web_page import WebPage
 

@@ -18,7 +18,7 @@ from freerun.adapters.tensor_envs import is_only_tensors
 from freerun.collecting.rollouts.evaluation_episodes import GreedyPolicy, play
 from freerun.core import EnvSpaces, HeldOutSeed, Policy, Purpose, UserError, episode_seed
 from freerun.run.deployment import SavedPolicy, TrainedPolicy
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.env_flags import settings_class
 from freerun.settings.factories import make_factory, make_tensors
 
@@ -63,7 +63,7 @@ def _check(num_episodes: int, seed: int | None) -> None:
         raise UserError(f"--seed must be 0 or more, not {seed}")
 
 
-def _seed(config: TrainConfig[Any, Any], seed: int | None) -> HeldOutSeed:
+def _seed(config: AnyConfig, seed: int | None) -> HeldOutSeed:
     """Return the seed of the episodes to play. They are never those of training or of --eval-every."""
     return HeldOutSeed(config.seed if seed is None else seed, Purpose.EVALUATION)
 
@@ -124,13 +124,13 @@ def _actor(
 
 def _evaluate_tensors(
     source: SavedPolicy | TrainedPolicy,
-    config: TrainConfig[Any, Any],
+    config: AnyConfig,
     num_episodes: int,
     seed: HeldOutSeed,
     deterministic: bool,
     trust: Sequence[str],
 ) -> Evaluation:
-    from freerun.collecting.tensors.tensor_episodes import play_tensors
+    from freerun.collecting.tensors.tensor_rollout import play_tensors
 
     # Environments that are tensors are seeded once for all, not per episode.
     simulator_seed = episode_seed(seed, 0)
@@ -190,6 +190,7 @@ class _Camera:
         frames: Any = self._film.render()
         pictures = [Image.fromarray(frame) for frame in frames]
         path = self._folder / f"episode-{episode}.gif"
+        # loop=0: the film is shown again and again.
         pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=self._frame_milliseconds, loop=0)
         return path
 

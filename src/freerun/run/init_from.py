@@ -12,12 +12,11 @@ import numpy as np
 
 from freerun.core import Algorithm, EnvSpaces, UserError, WarmStartable
 from freerun.persistence import checkpoint
-from freerun.persistence.checkpoint import POLICY, Checkpoint, Damaged
-from freerun.persistence.run_folder import read_policy
+from freerun.persistence.checkpoint import Checkpoint, Damaged
+from freerun.persistence.run_folder import POLICY, read_policy
 from freerun.persistence.space_codec import pack_spaces
-from freerun.persistence.state_codec import check_fit, to_numpy
-from freerun.persistence.upgrades import upgrade_algorithm_state
-from freerun.settings.config import TrainConfig
+from freerun.persistence.state_codec import check_fit, to_numpy, upgrade_algorithm_state
+from freerun.settings.config import AnyConfig
 
 NETWORK_FLAGS = ("network", "hidden_sizes", "activation", "normalize_obs")
 """The parts of a policy's description that flags decide."""
@@ -70,7 +69,7 @@ def _learned(found: Checkpoint) -> Learned:
     )
 
 
-def start(algorithm: Algorithm, learned: Learned, spaces: EnvSpaces, config: TrainConfig[Any, Any]) -> None:
+def start(algorithm: Algorithm, learned: Learned, spaces: EnvSpaces, config: AnyConfig) -> None:
     """Replace the fresh networks and normalisers by those of another run, if they fit, and say so."""
     algo = config.algo
     if not isinstance(algorithm, WarmStartable):
@@ -124,13 +123,13 @@ def _check_spaces(learned: Learned, spaces: EnvSpaces, algorithm: Algorithm, whe
             )
 
 
-def _structure(space: Any) -> Any:
+def _structure(space: Any) -> object:
     """Return kinds, shapes and names without bounds; the space itself if it cannot be described."""
     described = pack_spaces(EnvSpaces(space, space))
     return space if described is None else _without_bounds(described[0])
 
 
-def _without_bounds(part: Any) -> Any:
+def _without_bounds(part: object) -> object:
     if isinstance(part, dict):
         return {name: _without_bounds(value) for name, value in part.items() if name not in ("low", "high")}
     return [_without_bounds(value) for value in part] if isinstance(part, list) else part
@@ -144,7 +143,7 @@ def _check_network(theirs: Mapping[str, Any], ours: Mapping[str, Any], where: st
             raise UserError(f"{where} has another network: give {_flag(flag, their_value)} as that run did")
 
 
-def _flag(flag: str, value: Any) -> str:
+def _flag(flag: str, value: object) -> str:
     if isinstance(value, bool):
         return flag if value else flag.replace("--", "--no-", 1)
     if value is None:
@@ -152,19 +151,19 @@ def _flag(flag: str, value: Any) -> str:
     return f"{flag} {' '.join(map(str, value)) if isinstance(value, list) else value}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a value as JSON would: JSON has no tuples."""
     return list(value) if isinstance(value, tuple) else value
 
 
-def _check_finite(state: Any) -> None:
+def _check_finite(state: object) -> None:
     for value in _leaves(state):
         array = to_numpy(value)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise UserError("its numbers are not finite")
 
 
-def _leaves(state: Any) -> list[Any]:
+def _leaves(state: object) -> list[object]:
     if isinstance(state, Mapping | list):
         parts = state.values() if isinstance(state, Mapping) else state
         return [leaf for part in parts for leaf in _leaves(part)]
@@ -183,6 +182,7 @@ def _part(state: Any, path: str) -> Any:
 
 def _with_part(state: Mapping[str, Any], path: str, part: Any) -> dict[str, Any]:
     name, _, rest = path.partition("/")
+    # A copy of each mapping on the path: the algorithm's own state must not change before all is checked.
     return {**state, name: _with_part(state[name], rest, part) if rest else part}
 
 

@@ -23,15 +23,17 @@ from typing import Any, Protocol
 import cloudpickle
 
 from freerun.core import EnvFailure, FollowerStart, LearnerFailure, LearnerGroup, SingleLearner, UserError
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.registry import find_mode, flatten_config
 from freerun.transport import learner_place, processes
 from freerun.transport.learner_place import LearnerPlace
 
 LOOK_SECONDS = 0.2
+"""How long the watch waits for news of the others before it looks whether the run is over."""
 LEAVE_SECONDS = 10.0
 """The time that ending learners get to close their environments."""
 NOTICE_SECONDS = 1.0
+"""The pause between two signals to a main thread that has not noticed the first."""
 BETTER_REASON_SECONDS = 2.0
 """When one learner ends, the connections of the others break, and their errors may arrive before its own."""
 
@@ -41,14 +43,14 @@ class Learner:
     """This process's part in a run."""
 
     peers: LearnerGroup
-    config: TrainConfig[Any, Any]
+    config: AnyConfig
     """Its share of the workers and its device. All learners but the first show and keep nothing."""
     interrupted: Callable[[], None] = lambda: None
     """Call it on KeyboardInterrupt: it raises the failure of another learner, which interrupts this one too."""
 
 
 @contextlib.contextmanager
-def joined(config: TrainConfig[Any, Any], run: Callable[..., Any]) -> Iterator[Learner]:
+def joined(config: AnyConfig, run: Callable[..., Any]) -> Iterator[Learner]:
     """Start the other learners, if nobody else has, and meet them. Each of them calls `run` with the same config."""
     if config.num_learners == 1:
         yield Learner(SingleLearner(), config)
@@ -61,11 +63,12 @@ def joined(config: TrainConfig[Any, Any], run: Callable[..., Any]) -> Iterator[L
         if mine is None:
             _check_devices(config)
             host = stack.enter_context(_meeting_point(config))
+            # Listen before the others start, so that their first attempt to connect finds somebody.
             server = stack.enter_context(listen(host))
             port, count = server.getsockname()[1], config.num_learners
             mine, *others = (LearnerPlace(index, count, host, port, index, count) for index in range(count))
             start = _RayFollowers if _uses_ray(config) else _LocalFollowers
-            watch = stack.enter_context(_FollowerWatch(start(cloudpickle.dumps((run, config)), others)))
+            watch = stack.enter_context(FollowerWatch(start(cloudpickle.dumps((run, config)), others)))
         peers = TorchLearnerGroup(mine, config.device, server, watch.check if watch else None)
         stack.callback(peers.close)
         _check_same(flatten_config(config), peers)
@@ -73,16 +76,16 @@ def joined(config: TrainConfig[Any, Any], run: Callable[..., Any]) -> Iterator[L
         yield Learner(peers, _part_of(config, mine, folder), watch.interrupted if watch else Learner.interrupted)
 
 
-def _uses_ray(config: TrainConfig[Any, Any]) -> bool:
+def _uses_ray(config: AnyConfig) -> bool:
     return find_mode(config.mode).traits.followers is FollowerStart.RAY_TASKS
 
 
-def _shares_workers(config: TrainConfig[Any, Any]) -> bool:
+def _shares_workers(config: AnyConfig) -> bool:
     """True if --num-workers are shared out; otherwise each learner has as many as the mode's settings say."""
     return config.collector.num_workers is None and find_mode(config.mode).traits.workers_flag is not None
 
 
-def _check_workers(config: TrainConfig[Any, Any]) -> None:
+def _check_workers(config: AnyConfig) -> None:
     num_workers = config.num_workers or 1
     if find_mode(config.mode).traits.followers is None:
         raise UserError(f"--mode {config.mode} serves one learner: leave --num-learners out")
@@ -92,7 +95,7 @@ def _check_workers(config: TrainConfig[Any, Any]) -> None:
         )
 
 
-def _check_devices(config: TrainConfig[Any, Any]) -> None:
+def _check_devices(config: AnyConfig) -> None:
     if _uses_ray(config) and config.device.startswith("cuda"):
         raise UserError(
             f"--num-learners with --mode {config.mode} is for learners on CPUs: on GPUs start them with torchrun"
@@ -100,6 +103,7 @@ def _check_devices(config: TrainConfig[Any, Any]) -> None:
 
 
 def _check_same(settings: dict[str, Any], peers: LearnerGroup) -> None:
+    # Learners that torchrun has started read their settings each for itself, so they may differ.
     for other in peers.gather(settings):
         different = [name for name in settings if other[name] != settings[name]]
         if different:
@@ -107,13 +111,15 @@ def _check_same(settings: dict[str, Any], peers: LearnerGroup) -> None:
             raise UserError(f"the learners have different settings: {name} is {settings[name]!r} and {other[name]!r}")
 
 
-def _part_of(config: TrainConfig[Any, Any], mine: LearnerPlace, folder: str | None) -> TrainConfig[Any, Any]:
+def _part_of(config: AnyConfig, mine: LearnerPlace, folder: str | None) -> AnyConfig:
     changes: dict[str, Any] = {}
     if _shares_workers(config):
+        # Learner i of m gets ceil((n - i) / m) of n workers: the first ones get the rest of the division.
         changes["num_workers"] = ((config.num_workers or 1) + mine.count - 1 - mine.index) // mine.count
     if config.device == "cuda":
         import torch
 
+        # Learners take the GPUs of their machine in turn, and share them if they are more.
         changes["device"] = f"cuda:{mine.local_index % torch.cuda.device_count()}"
     if folder is not None:
         changes |= {
@@ -144,7 +150,7 @@ class _Followers(Protocol):
     def close(self, at_once: bool) -> None: ...
 
 
-class _FollowerWatch:
+class FollowerWatch:
     """Interrupts this thread when a follower fails: `check` then raises the failure."""
 
     def __init__(self, followers: _Followers):
@@ -181,14 +187,14 @@ class _FollowerWatch:
         self._interrupted = True
         self.check()
 
-    def __enter__(self) -> _FollowerWatch:
+    def __enter__(self) -> FollowerWatch:
         self._watcher.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
+        self._watcher.join()  # first: the watcher's thread and this one must not use the followers at the same time
         self._followers.close(at_once=kind is not None or self._interrupted)
-        self._watcher.join()
         if kind is None or issubclass(kind, KeyboardInterrupt):
             self.check()
 
@@ -197,6 +203,7 @@ class _LocalFollowers:
     """Learners as processes of this machine. They end when this process ends."""
 
     def __init__(self, payload: bytes, places: Sequence[LearnerPlace]):
+        # Not fork: neither torch's threads nor CUDA survive it.
         context = multiprocessing.get_context("spawn")
         self._running: dict[Connection, int] = {}
         self._processes: dict[int, SpawnProcess] = {}
@@ -205,7 +212,7 @@ class _LocalFollowers:
             process = context.Process(target=_follow, args=(there, payload, one), name=f"freerun-learner-{one.index}")
             with processes.without_main():
                 process.start()
-            there.close()
+            there.close()  # so that `recv` raises EOFError as soon as the process has died
             self._running[here] = one.index
             self._processes[one.index] = process
 
@@ -220,7 +227,7 @@ class _LocalFollowers:
             return index, connection.recv()
         except EOFError:
             process = self._processes[index]
-            process.join()
+            process.join()  # its pipe closes a moment before its exit code is known
             code = process.exitcode or 0
             how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
             return index, _LearnerGone(f"its process {how}")
@@ -236,7 +243,9 @@ def _follow(connection: Connection, payload: bytes, mine: LearnerPlace) -> None:
     processes.end_with_parent()
     os.setsid()  # Ctrl-C is the first learner's business: it ends the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # `close` sends SIGTERM. As a KeyboardInterrupt it closes environments and workers on its way out.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Nobody is left to hear of a failure if the first learner has ended this one, or has died itself.
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         connection.send(_followed(payload, mine))
 
@@ -258,8 +267,8 @@ def _followed(payload: bytes, mine: LearnerPlace) -> Exception | None:
 
 
 @contextlib.contextmanager
-def _meeting_point(config: TrainConfig[Any, Any]) -> Iterator[str]:
-    """The address where learners find the first one."""
+def _meeting_point(config: AnyConfig) -> Iterator[str]:
+    """Yield the address where learners find the first one."""
     if not _uses_ray(config):
         yield "127.0.0.1"
         return
@@ -283,7 +292,10 @@ class _RayFollowers:
         import ray
 
         self._ray = ray
+        # No CPU is reserved for a learner: the workers have them. There is no retry: the others could not go on with a
+        # learner that has begun anew.
         task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy="SPREAD")(_follow_in_ray)
+        # Nodes of the cluster look for the user's own modules in the same folders.
         paths = [path for path in sys.path if path]
         self._running = {task.remote(payload, one, paths): one.index for one in places}
 

@@ -20,9 +20,8 @@ from freerun.persistence.files import LineFile
 from freerun.persistence.redaction import SecretRedactor, without_secrets
 from freerun.persistence.run_folder import RunFolder, pack_policy
 from freerun.run import checkpoint_state, displays, self_tuning
-from freerun.run.run_parts import RunParts
-from freerun.run.run_summary import summarize
-from freerun.settings.config import TrainConfig
+from freerun.run.run_parts import RunParts, summarize
+from freerun.settings.config import AnyConfig
 from freerun.settings.factories import make_factory
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import situation
@@ -30,12 +29,12 @@ from freerun.telemetry.advice import RecentRecords
 from freerun.telemetry.finite_guard import FiniteGuard
 from freerun.telemetry.log_file import LogFile
 from freerun.telemetry.machine_load import MachineLoad
-from freerun.telemetry.metrics_file import MetricsFile
 from freerun.telemetry.perfetto_trace import write_trace
 from freerun.telemetry.time_shares import TimeShares
 from freerun.telemetry.timeline import RecordedTimeline
 from freerun.telemetry.timeline_recorder import TimelineRecorder
 from freerun.telemetry.tracking import TrackedRun
+from freerun.telemetry.update_record import MetricsFile
 from freerun.transport.signals import GRACE_SECONDS, interrupt, interruptible
 
 logger = logging.getLogger("freerun")
@@ -43,6 +42,7 @@ logger = logging.getLogger("freerun")
 STAGE_SECONDS = 1.0
 """How long an interrupted run waits for stages that run beside the learner."""
 POLL_SECONDS = 0.05
+"""How often `abandon` looks whether the learner has finished its update."""
 
 
 class RunOutputs:
@@ -53,6 +53,7 @@ class RunOutputs:
         self._parts = parts
         self._folder = folder
         self._is_follower = is_follower
+        # A run folder may be moved or copied, so its files do not say where it is.
         self._settings = without_secrets({**parts.settings, "run_dir": None})
         self._redactor = SecretRedactor(parts.settings)
         self._tunables: list[Tunable] = []
@@ -62,6 +63,7 @@ class RunOutputs:
         """False if the disk did not take everything."""
         with ExitStack() as stack:
             self._open(stack, resumed)
+            # All is open: from now on `__exit__` closes it. If something has failed, the `with` has closed the rest.
             self._stack = stack.pop_all()
         self._began = time.perf_counter()
 
@@ -140,7 +142,7 @@ class RunOutputs:
         return None if state is None else (state | self._adapted(), self._packed_policy())
 
     def _adapted(self) -> dict[str, Any]:
-        """The values that --adapt has reached, for the checkpoint and the summary; nothing without --adapt."""
+        """Return the values that --adapt has reached, for the checkpoint and the summary; nothing without --adapt."""
         return {"adapted": {tunable.name: tunable.read() for tunable in self._tunables}} if self._tunables else {}
 
     def _packed_policy(self) -> bytes:
@@ -150,7 +152,8 @@ class RunOutputs:
     # ------------------------------------------------------------------------------------------ the end of a run
 
     def interruptible(self) -> AbstractContextManager[Any]:
-        """Within it, Ctrl-C and SIGTERM let the update finish, for a few seconds. A second one ends the run at once."""
+        """Return a context in which Ctrl-C and SIGTERM let the update finish, for a few seconds; a second one ends the
+        run."""
         if self._is_follower:
             return contextlib.nullcontext()
         return interruptible(lambda: self._checkpoints.can_save, self._checkpoints.ask_to_stop)
@@ -181,7 +184,8 @@ class RunOutputs:
         return is_at_rest and not late
 
     def _saved_policy(self) -> bytes | None:
-        """The policy of the last whole update. Half of an update must be neither a checkpoint nor the final policy."""
+        """Return the policy of the last whole update. Half of an update must be neither a checkpoint nor the final
+        policy."""
         if self._is_follower:
             return None
         logger.warning(
@@ -225,7 +229,7 @@ def _make_gauges(parts: RunParts, machine: MachineLoad) -> list[Gauge]:
     return gauges
 
 
-def _has_idle_gpu(config: TrainConfig[Any, Any]) -> bool:
+def _has_idle_gpu(config: AnyConfig) -> bool:
     import torch
 
     return not config.device.startswith("cuda") and torch.cuda.is_available()

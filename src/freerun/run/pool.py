@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import cast
 
 import gymnasium
 
@@ -22,17 +22,15 @@ from freerun.core import (
     SharedSeed,
     SingleLearner,
     StartPoint,
-    TuningBounds,
     background_stages,
 )
 from freerun.persistence.incidents import IncidentFile
-from freerun.settings.config import TrainConfig
+from freerun.run.self_tuning import tuning_bounds
+from freerun.settings.config import AnyConfig
 from freerun.settings.factories import hands_over_episodes
 from freerun.settings.registry import WORKER_MODULES, find_algorithm, find_mode
 from freerun.transport import processes
 from freerun.transport.state_tracks import SharedTracks
-
-DEFAULT_MOST_ENVS_PER_WORKER = 8
 
 
 class Pool:
@@ -45,9 +43,9 @@ class Pool:
         self._collector: ReusableCollector | None = None
 
     def collector(
-        self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: StartPoint, peers: LearnerGroup | None = None
+        self, config: AnyConfig, algorithm: Algorithm, start: StartPoint, peers: LearnerGroup | None = None
     ) -> Collector:
-        """Collectors of a training: the workers that the pool has, or new ones."""
+        """Return the collector of a training. It uses the workers that the pool has, or starts new ones."""
         peers = peers or SingleLearner()
         if self._collector is None:
             self._collector = self._start(config, algorithm, start, peers)
@@ -60,15 +58,16 @@ class Pool:
         return JointCollector(self._collector, peers, start, hands_over_episodes(config), takes_turns, *limits)
 
     def _start(
-        self, config: TrainConfig[Any, Any], algorithm: Algorithm, start: StartPoint, peers: LearnerGroup
+        self, config: AnyConfig, algorithm: Algorithm, start: StartPoint, peers: LearnerGroup
     ) -> ReusableCollector:
         num_workers = config.num_workers or 1
-        room = room_for(config)
-        num_tracks = num_workers if room is None else room.max_workers
+        bounds = tuning_bounds(config)
+        num_tracks = num_workers if bounds is None else bounds.max_workers
         if not isinstance(self.factory, TensorEnvs):
             # The fork server reads this list once, when it starts; so nothing may have started it before.
             processes.preload(worker_modules(config.env))
         stages = background_stages(algorithm)
+        # `TimeShares` relies on this order: workers, the learner, its stages.
         names = [*(f"worker {worker}" for worker in range(num_tracks)), "learner", *stages]
         self.tracks = SharedTracks(processes.context(), names)
         for track, stage in enumerate(stages.values(), start=num_tracks + 1):
@@ -76,6 +75,7 @@ class Pool:
         settings = CollectorSettings(
             num_workers,
             config.max_lag,
+            # Each of several learners plays episodes that no other one plays.
             config.seed if peers.count == 1 else SharedSeed(config.seed, peers.index, peers.count),
             config.deterministic,
             self.tracks,
@@ -85,7 +85,7 @@ class Pool:
             self.incidents,
             config.algorithm.acceleration if find_algorithm(config.algo).traits.has_acceleration else "auto",
             start if peers.count == 1 else share_of_start(start, peers),
-            room,
+            bounds,
             self.factory.spec.max_episode_steps,
             config.mode,
         )
@@ -104,22 +104,9 @@ class Pool:
         self.incidents.close()
 
 
-def room_for(config: TrainConfig[Any, Any]) -> TuningBounds | None:
-    """The bounds within which --adapt may change the mode while it runs; None without --adapt."""
-    bounds = config.adapting
-    if not bounds.adapt:
-        return None
-    can_grow = "num_workers" in find_mode(config.mode).traits.resizable
-    return TuningBounds(
-        bounds.adapt_max_workers or 1 if can_grow else 1,
-        bounds.adapt_max_envs_per_worker or DEFAULT_MOST_ENVS_PER_WORKER,
-        bounds.adapt_max_queue_size,
-    )
-
-
 def worker_modules(env: EnvName) -> list[str]:
-    """The modules that workers need, with that of a registered environment. The fork server loads them once, so they
-    cost each worker neither time nor memory."""
+    """Return the modules that workers need, with that of a registered environment. The fork server loads them once, so
+    they cost each worker neither time nor memory."""
     spec = gymnasium.registry.get(env) if isinstance(env, str) else None
     own = [spec.entry_point.partition(":")[0]] if spec and isinstance(spec.entry_point, str) else []
     return [*WORKER_MODULES, *own]

@@ -14,15 +14,13 @@ from freerun.algorithms.learners.learning_tunables import LEARNING_TUNABLES
 from freerun.collecting.rollouts.replay_collector import RecordedUpdate, ReplayCollector
 from freerun.core import Algorithm, AnySegment, Array, Demand, Metrics, UserError
 from freerun.persistence import checkpoint
-from freerun.persistence import trust as trust_check
 from freerun.persistence.files import MOST_JSON_BYTES, read_json
-from freerun.persistence.redaction import refuse_redacted
 from freerun.persistence.run_folder import CONFIG, POLICY, SUMMARY, read_policy
 from freerun.run import init_from
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.factories import make_algorithm, make_factory
-from freerun.settings.named_code import code_in
-from freerun.settings.registry import find_algorithm, find_mode, make_config
+from freerun.settings.named_code import trusted_config
+from freerun.settings.registry import find_algorithm, find_mode
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
 from freerun.training import train
@@ -57,11 +55,7 @@ class ReplayResult:
 def replay(run_dir: str | Path, until_update: int | None = None, trust: Sequence[str] = ()) -> ReplayResult:
     """Replay the whole run. With `until_update`, a debugger opens before that update."""
     folder = Path(run_dir)
-    options = read_json(folder / CONFIG)
-    # A downloaded folder may name any code. Nothing of it is imported before this check.
-    trust_check.check(code_in(options), folder, trust)
-    refuse_redacted(options)
-    config = make_config(options)
+    config = trusted_config(read_json(folder / CONFIG), folder, trust)
     record = read_ledger(folder / "ledger.jsonl")
     _check(config, record, _adapted(folder))
     if until_update is not None and not 1 <= until_update <= len(record):
@@ -130,7 +124,7 @@ def _adapted(folder: Path) -> dict[str, float]:
     return largest
 
 
-def _check(config: TrainConfig[Any, Any], record: Sequence[RecordedUpdate], adapted: Mapping[str, float]) -> None:
+def _check(config: AnyConfig, record: Sequence[RecordedUpdate], adapted: Mapping[str, float]) -> None:
     """Refuse a run whose steps and gradients cannot be computed again to the last bit."""
     if not all(recorded.segments for recorded in record):
         raise UserError("a run on environments that are tensors cannot be replayed: its episodes have no numbers")
@@ -165,6 +159,7 @@ def _saved_policies(folder: Path) -> dict[int, Path]:
     paths = {update: path / POLICY for update, path in found.items() if update > 0}
     if (folder / POLICY).is_file() and (folder / SUMMARY).is_file():
         updates = read_json(folder / SUMMARY).get("updates")
+        # The last policy stands beside the checkpoints; only the summary says after which update it was.
         if isinstance(updates, int):
             paths[updates] = folder / POLICY
     return paths

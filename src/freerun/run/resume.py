@@ -14,7 +14,7 @@ from freerun.persistence import checkpoint
 from freerun.persistence.checkpoint import Checkpoint
 from freerun.persistence.redaction import without_secrets
 from freerun.persistence.run_folder import CONFIG, RunFolder
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
 from freerun.settings.registry import MODES, find_mode, flatten_config, make_config, mode_name
 from freerun.telemetry.budget import Budget
@@ -93,7 +93,7 @@ def in_mode(options: Mapping[str, Any], mode: str) -> dict[str, Any]:
     return {**kept, "mode": name}
 
 
-def check_changes(config: TrainConfig[Any, Any], found: Checkpoint) -> None:
+def check_changes(config: AnyConfig, found: Checkpoint) -> None:
     """Refuse changes that would make it another run."""
     # Defaults are filled in, so that a setting that the old version did not have counts as unchanged.
     before = flatten_config(make_config({**found.state["config"], "env": found.state["config"].get("env", "")}))
@@ -114,7 +114,7 @@ def check_changes(config: TrainConfig[Any, Any], found: Checkpoint) -> None:
             )
 
 
-def nothing_left(config: TrainConfig[Any, Any], found: Checkpoint) -> str | None:
+def nothing_left(config: AnyConfig, found: Checkpoint) -> str | None:
     """Return a sentence about a run that has reached its limits and how to continue; None if something is left to
     do."""
     config = complete(config)

@@ -1,4 +1,4 @@
-"""`--adapt` put together: which settings of the run it may change, and the rules that change them."""
+"""`--adapt` put together: which settings of the run it may change, how far, and the rules that change them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from freerun.core import Tunable, TunableCollector
+from freerun.core import Tunable, TunableCollector, TuningBounds
 from freerun.run.run_parts import RunParts
-from freerun.settings.registry import find_algorithm
+from freerun.settings.config import AnyConfig
+from freerun.settings.registry import find_algorithm, find_mode
 from freerun.telemetry.machine_load import MachineLoad
 from freerun.tuning.live_tuner import FILE_NAME, LiveTuner
 from freerun.tuning.rules import Circumstances
+
+DEFAULT_MOST_ENVS_PER_WORKER = 8
+"""The bound of --adapt-max-envs-per-worker, if it is not given."""
+
+
+def tuning_bounds(config: AnyConfig) -> TuningBounds | None:
+    """Return the bounds within which --adapt may change the mode while it runs; None without --adapt."""
+    given = config.adapting
+    if not given.adapt:
+        return None
+    can_grow = "num_workers" in find_mode(config.mode).traits.resizable
+    return TuningBounds(
+        given.adapt_max_workers or 1 if can_grow else 1,
+        given.adapt_max_envs_per_worker or DEFAULT_MOST_ENVS_PER_WORKER,
+        given.adapt_max_queue_size,
+    )
 
 
 def find_tunables(parts: RunParts, adapted: Mapping[str, float]) -> list[Tunable]:

@@ -25,11 +25,11 @@ from freerun.core import EnvSettings, HeldOutSeed, Metrics, Purpose, UserError
 from freerun.experiment import Result, run
 from freerun.persistence import checkpoint, trust
 from freerun.persistence.checkpoint import Checkpoint
-from freerun.persistence.files import read_json, write_atomically
+from freerun.persistence.files import read_json, write_json
 from freerun.persistence.redaction import without_secrets
 from freerun.run.pool import Pool
 from freerun.settings import env_flags
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
 from freerun.settings.factories import make_factory
 from freerun.settings.named_code import code_in
@@ -41,6 +41,7 @@ logger = logging.getLogger("freerun")
 TABLE = "workflows.json"
 """The file of the table. Its name and its keys are those of the first series, workflows: old folders have them."""
 TRIAL_EPISODES = 20
+"""Episodes by which a trained policy is judged for the table."""
 ABOUT_ONE_RUN = ("run_dir", "quiet", "watch", *(field.name for field in dataclasses.fields(TrackingConfig)))
 """Settings that may differ between two calls that continue the same table."""
 
@@ -56,6 +57,7 @@ class SeriesTable:
         self.entries: dict[str, dict[str, Any]] = {}
         if self.path.exists():
             known = read_table(folder)
+            # Through JSON and back, because a file has lists where settings have tuples.
             if _given(known["settings"]) != _given(json.loads(json.dumps(self._settings))):
                 noun = env_settings.series_fields[0]
                 raise UserError(f"{folder} holds {noun}s trained with other settings: name another --run-dir")
@@ -70,7 +72,7 @@ class SeriesTable:
     def _write(self) -> None:
         content = {"settings": self._settings, "orders": self._names, "workflows": self.entries}
         try:
-            write_atomically(self.path, (json.dumps(content, indent=2) + "\n").encode())
+            write_json(self.path, content)
         except OSError as error:
             logger.warning("%s could not be written: %s", self.path, error.strerror)
 
@@ -101,7 +103,7 @@ def is_series(folder: Path) -> bool:
     return (folder / TABLE).is_file()
 
 
-def run_series(config: TrainConfig[Any, Any]) -> list[Result]:
+def run_series(config: AnyConfig) -> list[Result]:
     """Train everything that the table lacks. Ctrl-C ends the current training, and with it the series."""
     config = complete(config)
     trainings = config.env_settings.series()
@@ -128,7 +130,7 @@ def run_series(config: TrainConfig[Any, Any]) -> list[Result]:
             result = run(own, pool, number if pool else 0, found)
             results.append(result)
             if result.summary["outcome"] != "finished":
-                break
+                break  # without an entry in the table, so that a later call continues this training
             table.add(name, {"run": path.name, **_figures(result), **_trial(own, result)})
             if not config.quiet:
                 console = Console(stderr=True)
@@ -136,7 +138,7 @@ def run_series(config: TrainConfig[Any, Any]) -> list[Result]:
     return results
 
 
-def _can_share_workers(config: TrainConfig[Any, Any]) -> bool:
+def _can_share_workers(config: AnyConfig) -> bool:
     """True if one training's workers can serve the next, because nothing of theirs is left over in between."""
     whole = find_mode(config.mode).traits.whole_episodes and config.collector.segment_steps is None
     return whole and find_algorithm(config.algo).traits.on_policy
@@ -161,7 +163,7 @@ def _figures(result: Result) -> dict[str, Any]:
     return {name: result.summary[name] for name in names}
 
 
-def _trial(config: TrainConfig[Any, Any], result: Result) -> Metrics:
+def _trial(config: AnyConfig, result: Result) -> Metrics:
     """Play some episodes with the trained policy, and average what the environment's settings say of each."""
     env = make_factory(config).make_one()
     # Every training is judged by the same episodes, which none of them was trained on.
@@ -174,7 +176,7 @@ def _trial(config: TrainConfig[Any, Any], result: Result) -> Metrics:
     return {name: sum(episode[name] for episode in episodes) / len(episodes) for name in episodes[0]}
 
 
-def print_table(entries: Mapping[str, Mapping[str, Any]], config: TrainConfig[Any, Any], console: Console) -> None:
+def print_table(entries: Mapping[str, Mapping[str, Any]], config: AnyConfig, console: Console) -> None:
     """Print the results so far, one line per training."""
     noun = config.env_settings.series_fields[0]
     formats = {**config.env_settings.trial_columns, "episodes": "{:,}"}

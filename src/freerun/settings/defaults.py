@@ -12,8 +12,7 @@ import psutil
 
 from freerun.adapters.isaac_launch import is_isaac_task, resolve
 from freerun.core import AlgorithmTraits, UserError
-from freerun.settings.adapt_config import AdaptConfig
-from freerun.settings.config import DEFAULT_TOTAL_STEPS, TrainConfig
+from freerun.settings.config import DEFAULT_TOTAL_STEPS, AdaptConfig, AnyConfig
 from freerun.settings.factories import episodes_per_update, is_tensors
 from freerun.settings.registry import MODES, find_algorithm, find_mode
 from freerun.transport import learner_place
@@ -24,7 +23,7 @@ WORKERS_PER_CORE, MOST_WORKERS, WORKER_BYTES = 32, 256, 100_000_000
 """How far --adapt goes if no bound is given; the last is the memory of one worker, so that all of them fit."""
 
 
-def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
+def complete(config: AnyConfig) -> AnyConfig:
     """Fill in what the mode, the algorithm, the environment and the machine suggest."""
     mode, algorithm = find_mode(config.mode).traits, find_algorithm(config.algo).traits
     changes: dict[str, Any] = {"num_learners": num_learners(config)}
@@ -53,24 +52,26 @@ def complete(config: TrainConfig[Any, Any]) -> TrainConfig[Any, Any]:
         import torch
 
         changes["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    # With lag, the clock would decide which weights choose an action.
     takes_turns = mode.takes_turns or config.deterministic
     if config.deterministic and algorithm.has_stages and config.algorithm.stages == "concurrent":
         raise UserError(
             f"--deterministic takes the stages of --algo {config.algo} in turn: leave --stages concurrent out"
         )
+    # A mode that never waits cannot keep to a bound, so there it stays open.
     if config.max_lag is None and not mode.never_waits:
         changes["max_lag"] = 0 if takes_turns else algorithm.default_max_lag
     if config.on_nan is None:
         changes["on_nan"] = "stop" if mode.whole_episodes else "continue"
-    collector = changes.get("collector", config.collector)
+    collector: Any = changes.get("collector", config.collector)
     changes["algorithm"] = _suited(config, algorithm, collector.unit_steps, takes_turns)
     if changes["num_learners"] > 1:
         changes["algorithm"] = _for_several(changes["algorithm"], algorithm, changes.get("device", config.device))
     return dataclasses.replace(config, **changes)
 
 
-def num_learners(config: TrainConfig[Any, Any]) -> int:
-    """The number of learners: as configured, or as many as torchrun has started."""
+def num_learners(config: AnyConfig) -> int:
+    """Return the number of learners: as configured, or as many as torchrun has started."""
     place = learner_place.current()
     if place is None:
         return config.num_learners
@@ -80,12 +81,13 @@ def num_learners(config: TrainConfig[Any, Any]) -> int:
 
 
 def default_num_workers() -> int:
-    """One worker per core, over all machines."""
+    """Return the number of workers if none is given: one per core, over all machines."""
     place, num_cores = learner_place.current(), os.cpu_count() or 1
+    # place.count / place.local_count is the number of machines, if all of them have as many learners as this one.
     return num_cores if place is None else max(place.count, num_cores * place.count // place.local_count)
 
 
-def check_adapting(config: TrainConfig[Any, Any]) -> None:
+def check_adapting(config: AnyConfig) -> None:
     """Refuse what --adapt cannot move."""
     bounds, mode, resizable = config.adapting, config.mode, find_mode(config.mode).traits.resizable
     if not bounds.adapt:
@@ -113,8 +115,8 @@ def check_adapting(config: TrainConfig[Any, Any]) -> None:
             raise UserError(f"{flag} {most} is less than the {start} that the run starts with: raise it")
 
 
-def _adapting(config: TrainConfig[Any, Any], num_workers: int, num_learners: int) -> AdaptConfig:
-    """The bounds of --adapt, with those filled in that were left open."""
+def _adapting(config: AnyConfig, num_workers: int, num_learners: int) -> AdaptConfig:
+    """Return the bounds of --adapt, with those filled in that were left open."""
     check_adapting(config)
     if num_learners > 1:
         raise UserError("--adapt tunes a run with one learner: leave --num-learners out")
@@ -129,14 +131,14 @@ def _adapting(config: TrainConfig[Any, Any], num_workers: int, num_learners: int
 
 
 def _filled_in(collector: Any, defaults: Mapping[str, int]) -> Any:
-    """A mode's settings, with these where they were left open."""
+    """Return a mode's settings, with these values where they were left open."""
     return dataclasses.replace(
         collector, **{name: value for name, value in defaults.items() if getattr(collector, name) is None}
     )
 
 
-def _suited(config: TrainConfig[Any, Any], traits: AlgorithmTraits, unit_steps: int | None, takes_turns: bool) -> Any:
-    """The algorithm's settings, with those filled in that were left to the mode."""
+def _suited(config: AnyConfig, traits: AlgorithmTraits, unit_steps: int | None, takes_turns: bool) -> Any:
+    """Return the algorithm's settings, with those filled in that were left to the mode."""
     algorithm = config.algorithm
     changes: dict[str, Any] = {}
     is_open = traits.counts_steps and algorithm.steps_per_update is None and episodes_per_update(config) is None
@@ -148,7 +150,7 @@ def _suited(config: TrainConfig[Any, Any], traits: AlgorithmTraits, unit_steps: 
 
 
 def _for_several(algorithm: Any, traits: AlgorithmTraits, device: str) -> Any:
-    """The algorithm's settings, changed where several learners cannot do what one can."""
+    """Return the algorithm's settings, changed where several learners cannot do what one can."""
     changes = {}
     if traits.has_acceleration and algorithm.acceleration == "auto" and device.startswith("cuda"):
         changes["acceleration"] = "none"

@@ -10,11 +10,11 @@ from typing import Any
 from freerun.adapters.catalog import ENV_SETTINGS
 from freerun.core import EnvSettings, UserError, import_callable
 
-NOT_GIVEN: tuple[Any, ...] = (None, (), [])
+NOT_GIVEN: tuple[object, ...] = (None, (), [])
 """The values of a setting that nobody has given."""
 
 
-def settings_class(env: Any) -> type[EnvSettings]:
+def settings_class(env: object) -> type[EnvSettings]:
     """Return the class of settings that an environment declares; `EnvSettings`, which has no fields, for most."""
     # An environment may also be given as a callable: it has no settings of its own.
     return _class(env) if isinstance(env, str) and env in ENV_SETTINGS else EnvSettings
@@ -40,7 +40,7 @@ def without_unset(options: Mapping[str, Any], known: Set[str]) -> dict[str, Any]
     return {name: value for name, value in options.items() if name not in unset}
 
 
-def fitted(settings: EnvSettings, env: Any) -> EnvSettings:
+def fitted(settings: EnvSettings, env: object) -> EnvSettings:
     """Return the settings for `env`, if they may have been read for another environment, such as that of a file."""
     kind = settings_class(env)
     if type(settings) is kind:
@@ -57,7 +57,7 @@ def owners(name: str) -> list[str]:
     return [env for env in ENV_SETTINGS if name in _names(_class(env))]
 
 
-def refuse(name: str, env: Any) -> None:
+def refuse(name: str, env: object) -> None:
     """Raise UserError for a setting that other environments have, and this one has not."""
     if (envs := owners(name)) and env not in envs:
         raise UserError(f"--{name.replace('_', '-')} is a setting of {' and '.join(envs)} only: leave it out")

@@ -20,11 +20,11 @@ from freerun.core import (
     callable_name,
     is_found_by_name,
 )
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AnyConfig, TrainConfig
 from freerun.settings.registry import ALGORITHMS, DEFAULT_TENSOR_MODE, MODES, find_algorithm, find_mode, find_tracker
 
 
-def make_envs(config: TrainConfig[Any, Any]) -> GymnasiumFactory | TensorEnvs:
+def make_envs(config: AnyConfig) -> GymnasiumFactory | TensorEnvs:
     if not is_tensors(config):
         return make_factory(config)
     if config.max_episode_steps is not None:
@@ -34,7 +34,7 @@ def make_envs(config: TrainConfig[Any, Any]) -> GymnasiumFactory | TensorEnvs:
     return make_tensors(config, config.collector.num_envs, config.num_workers or 1, config.seed)
 
 
-def is_tensors(config: TrainConfig[Any, Any]) -> bool:
+def is_tensors(config: AnyConfig) -> bool:
     """True if the environment is stepped as tensors: if it can be, and the mode can do it."""
     can_be = find_mode(config.mode).traits.tensors is not None
     if is_only_tensors(config.env) and not can_be:
@@ -43,20 +43,20 @@ def is_tensors(config: TrainConfig[Any, Any]) -> bool:
     return can_be and find_builder(config.env) is not None
 
 
-def hands_over_episodes(config: TrainConfig[Any, Any]) -> bool:
+def hands_over_episodes(config: AnyConfig) -> bool:
     """True if workers hand over whole episodes, so that nothing arrives before one has ended."""
     is_cut = config.collector.segment_steps is not None or is_tensors(config)
     return find_mode(config.mode).traits.whole_episodes and not is_cut
 
 
-def episodes_per_update(config: TrainConfig[Any, Any]) -> int | None:
-    """Whole episodes that each update learns from; None if the algorithm counts steps instead."""
+def episodes_per_update(config: AnyConfig) -> int | None:
+    """Return how many whole episodes each update learns from; None if the algorithm counts steps instead."""
     counted = find_algorithm(config.algo).traits.counts_episodes
     return config.algorithm.episodes_per_update if counted else None
 
 
-def episode_remedy(config: TrainConfig[Any, Any], demand: Demand) -> str | None:
-    """What to do about episodes that do not end, in flags that this run has; None if nobody waits for their end."""
+def episode_remedy(config: AnyConfig, demand: Demand) -> str | None:
+    """Say what to do about episodes that do not end, in flags that this run has; None if nobody waits for their end."""
     mode = find_mode(config.mode).traits
     if not hands_over_episodes(config) or (mode.takes_turns and not demand.whole_episodes):
         return None
@@ -66,18 +66,18 @@ def episode_remedy(config: TrainConfig[Any, Any], demand: Demand) -> str | None:
     return f"give {flags}" + (" or --segment-steps" if can_be_cut else "")
 
 
-def make_tensors(config: TrainConfig[Any, Any], num_envs: int, num_shares: int, seed: int) -> TensorEnvs:
+def make_tensors(config: AnyConfig, num_envs: int, num_shares: int, seed: int) -> TensorEnvs:
     env_args: dict[str, Any] = dict(config.env_args)
     if is_isaac_task(config.env):
         env_args["headless"] = config.headless
     return TensorEnvs(config.env, num_envs, num_shares, config.device, seed, env_args)
 
 
-def make_factory(config: TrainConfig[Any, Any]) -> GymnasiumFactory:
+def make_factory(config: AnyConfig) -> GymnasiumFactory:
     return GymnasiumFactory(*env_recipe(config))
 
 
-def env_recipe(config: TrainConfig[Any, Any]) -> tuple[EnvName, dict[str, Any], int | None]:
+def env_recipe(config: AnyConfig) -> tuple[EnvName, dict[str, Any], int | None]:
     """Return what the environments of a run are made of: what builds one, its arguments, and the time limit."""
     if is_only_tensors(config.env):
         raise UserError(
@@ -87,20 +87,21 @@ def env_recipe(config: TrainConfig[Any, Any]) -> tuple[EnvName, dict[str, Any], 
 
 
 def make_algorithm(
-    config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs, peers: LearnerGroup | None = None
+    config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, peers: LearnerGroup | None = None
 ) -> Algorithm:
     import torch  # here and not above: `freerun list` and the workers do without it
     from threadpoolctl import threadpool_limits
 
     device = config.device
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device)  # torch refuses a device only when it is used
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from None
     torch.set_num_threads(config.learner_threads)
     threadpool_limits(config.learner_threads, "blas")  # of numpy, which would otherwise take the workers' cores
     if device.startswith("cuda") and not config.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32: small networks need no more digits
+    # Torch keeps this for the whole process, so it is also switched off again after a run that needed it.
     torch.use_deterministic_algorithms(config.deterministic)
     _check_actions(config, factory.spec)
     algorithm = find_algorithm(config.algo).load()
@@ -108,7 +109,7 @@ def make_algorithm(
     return made
 
 
-def _check_actions(config: TrainConfig[Any, Any], spec: EnvSpec) -> None:
+def _check_actions(config: AnyConfig, spec: EnvSpec) -> None:
     """Refuse an action space that the algorithm cannot learn."""
     kinds = find_algorithm(config.algo).traits.action_spaces
     if not isinstance(spec.action_space, kinds):
@@ -119,8 +120,8 @@ def _check_actions(config: TrainConfig[Any, Any], spec: EnvSpec) -> None:
         )
 
 
-def cautions(config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEnvs, algorithm: Algorithm) -> list[str]:
-    """What the user should know before the run begins, although it can begin: a sentence for each thing."""
+def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorithm: Algorithm) -> list[str]:
+    """Return what the user should know before a run begins, although it can begin: a sentence for each thing."""
     found = []
     traits = find_algorithm(config.algo).traits
     if factory.image_shape is not None and isinstance(algorithm.policy, MLPActor):
@@ -139,17 +140,17 @@ def cautions(config: TrainConfig[Any, Any], factory: GymnasiumFactory | TensorEn
 
 
 def _first_with_network() -> str:
-    """An algorithm that takes networks of the user's own."""
+    """Return an algorithm that takes networks of the user's own."""
     return next(name for name, entry in ALGORITHMS.items() if entry.traits.has_network)
 
 
 def _script() -> str:
-    """Where this program lies, as information for whoever reads the log later."""
+    """Return where this program lies, for whoever reads the log later."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     return "" if path is None else f" ({path})"
 
 
-def _check_traits(config: TrainConfig[Any, Any]) -> None:
+def _check_traits(config: AnyConfig) -> None:
     """Refuse settings that contradict what the mode declares."""
     traits, mode = find_mode(config.mode).traits, f"--mode {config.mode}"
     if config.deterministic and not traits.deterministic:
@@ -169,7 +170,7 @@ def _check_traits(config: TrainConfig[Any, Any]) -> None:
         )
 
 
-def check_fit(config: TrainConfig[Any, Any], algorithm: Algorithm) -> None:
+def check_fit(config: AnyConfig, algorithm: Algorithm) -> None:
     """Refuse a mode, a display or a tracker that cannot serve this run."""
     if config.display == "classic" and episodes_per_update(config) is None:
         raise UserError("--display classic counts episodes: give --episodes-per-update")

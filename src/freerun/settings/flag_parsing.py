@@ -77,7 +77,7 @@ def _plain(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         nargs=1,
         metavar=metavar,
         instance_from_str=read,
-        is_instance=lambda value: value is None if value is None else isinstance(value, kind),
+        is_instance=lambda value: value is None or isinstance(value, kind),
         str_from_instance=lambda value: [NOTHING if value is None else str(value)],
     )
 

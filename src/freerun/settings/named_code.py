@@ -1,15 +1,27 @@
-"""Finds what a run's settings would import, fetch or send data to, before any of it is done."""
+"""Finds what a run's settings would import, fetch or send data to, before any of it is done, and asks for trust."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from freerun.settings.registry import TRACKERS
+from freerun.persistence import trust
+from freerun.persistence.redaction import refuse_redacted
+from freerun.settings.config import AnyConfig
+from freerun.settings.registry import TRACKERS, make_config
+
+
+def trusted_config(options: Mapping[str, Any], folder: Path, trusted: Sequence[str]) -> AnyConfig:
+    """Return the settings of a run folder, which may come from anywhere, if the user trusts the code that they name."""
+    # Nothing of it is imported before this check.
+    trust.check(code_in(options), folder, trusted)
+    refuse_redacted(options)
+    return make_config(options)
 
 
 def code_in(options: Mapping[str, Any]) -> list[str]:
-    """Everything in these settings that needs the user's trust if they come from elsewhere: callables, modules,
+    """Return everything in these settings that needs the user's trust if they come from elsewhere: callables, modules,
     folders, clusters, and where a run's metrics would go. Nothing of it is imported to find out."""
     found = [options.get(name) for name in ("env", "network", "termination", "algo", "mode")]
     env_args = options.get("env_args")
@@ -18,6 +30,7 @@ def code_in(options: Mapping[str, Any]) -> list[str]:
     track = options.get("track")
     trackers = [name for name in track if isinstance(name, str)] if isinstance(track, list | tuple) else []
     found += trackers
+    # A colon marks module:callable. Built-in names have none.
     names: list[Any] = [value for value in found if isinstance(value, str) and ":" in value]
     if isinstance(env_args, Mapping):
         names.append(env_args.get("tasks"))  # Isaac Lab: a module that registers more of them

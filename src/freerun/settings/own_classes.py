@@ -27,7 +27,8 @@ GUIDES = {"algorithm": "docs/own_algorithm.md", "mode": "docs/own_mode.md", "tra
 
 
 def name_own(kind: str, thing: Any) -> str:
-    """The name of a class that was given as an object. It must lead back to the class, as config.json has no more."""
+    """Return the name of a class that was given as an object. It must lead back to the class, as config.json has no
+    more."""
     if isinstance(thing, str):
         return thing
     name = callable_name(thing)
@@ -37,7 +38,7 @@ def name_own(kind: str, thing: Any) -> str:
 
 
 def check_parts(kind: str, name: str) -> Any:
-    """The class of this name; refuse one that lacks a part."""
+    """Return the class of this name, and refuse one that lacks a part."""
     target = import_callable(name, kind)
     missing = [part for part in REQUIRED[kind] if not hasattr(target, part)]
     if missing:
@@ -67,7 +68,8 @@ def _check_dataclass(kind: str, name: str, config: Any) -> None:
 
 
 def mode_traits(mode: Any) -> ModeTraits:
-    """The traits that a class declares. A class of the user's own may leave them out, or mark only what differs."""
+    """Return the traits that a class declares. A class of the user's own may leave them out, or mark only what
+    differs."""
     traits: ModeTraits = getattr(mode, "traits", ModeTraits())
     changes: dict[str, Any] = {}
     if traits.options is ModeOptions and hasattr(mode, "Config"):
@@ -83,7 +85,7 @@ def mode_traits(mode: Any) -> ModeTraits:
 
 
 def algorithm_traits(algorithm: Any, config: Any) -> AlgorithmTraits:
-    """The traits that a class declares. Without a declaration they follow from the names of its settings."""
+    """Return the traits that a class declares. Without a declaration they follow from the names of its settings."""
     traits: AlgorithmTraits | None = getattr(algorithm, "traits", None)
     if traits is None:
         names = {field.name for field in dataclasses.fields(config)}
@@ -101,6 +103,7 @@ def algorithm_traits(algorithm: Any, config: Any) -> AlgorithmTraits:
 
 
 def tracker_traits(tracker: Any) -> TrackerTraits:
-    """The traits that a class declares, or those of a tracker that keeps to this machine and needs no package."""
+    """Return the traits that a class declares, or those of a tracker that keeps to this machine and needs no
+    package."""
     traits: TrackerTraits = getattr(tracker, "traits", TrackerTraits())
     return traits

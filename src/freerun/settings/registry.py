@@ -26,8 +26,7 @@ from freerun.core import (
     import_callable,
 )
 from freerun.settings import env_flags, own_classes
-from freerun.settings.adapt_config import AdaptConfig
-from freerun.settings.config import TrainConfig
+from freerun.settings.config import AdaptConfig, AnyConfig, TrainConfig
 from freerun.settings.foreign_names import name_here
 from freerun.telemetry.advice import Situation
 from freerun.telemetry.tracking import TrackingConfig
@@ -153,10 +152,11 @@ AnyEntry = TypeVar("AnyEntry", ModeEntry, AlgorithmEntry, TrackerEntry)
 
 def _load(target: str) -> Any:
     module, _, name = target.partition(":")
+    # A dotted name leads into a class: the settings of a user's own algorithm are module:Class.Config.
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-def _first_line(thing: Any) -> str:
+def _first_line(thing: object) -> str:
     return (thing.__doc__ or "").partition("\n")[0]
 
 
@@ -164,7 +164,7 @@ def _first_line(thing: Any) -> str:
 
 
 def find_mode(name: str) -> ModeEntry:
-    """By its name in the registry, or a class of the user's own as module:Class."""
+    """Find a mode by its name in the registry, or a class of the user's own as module:Class."""
     if ":" not in name:
         return _choose("mode", name, MODES)
     own_classes.check_mode(name)
@@ -172,7 +172,7 @@ def find_mode(name: str) -> ModeEntry:
 
 
 def find_algorithm(name: str) -> AlgorithmEntry:
-    """By its name in the registry, or a class of the user's own as module:Class."""
+    """Find an algorithm by its name in the registry, or a class of the user's own as module:Class."""
     if ":" not in name:
         return _choose("algorithm", name, ALGORITHMS)
     own = own_classes.check_algorithm(name)
@@ -180,7 +180,7 @@ def find_algorithm(name: str) -> AlgorithmEntry:
 
 
 def find_tracker(name: str) -> TrackerEntry:
-    """By its name in the registry, or a class of the user's own as module:Class."""
+    """Find a tracker by its name in the registry, or a class of the user's own as module:Class."""
     if ":" not in name:
         return _choose("tracker", name, TRACKERS)
     own_classes.check_parts("tracker", name)
@@ -194,12 +194,12 @@ def _choose(kind: str, name: str, registry: Mapping[str, AnyEntry]) -> AnyEntry:
 
 
 def reference_mode() -> str:
-    """The mode that others are compared with."""
+    """Return the mode that others are compared with."""
     return next(name for name, entry in MODES.items() if entry.traits.is_reference)
 
 
 def situation(settings: Mapping[str, Any], has_idle_gpu: bool = False) -> Situation:
-    """What advice on a run depends on, from its settings by flat names. A user's own mode is not imported for it."""
+    """Return what advice on a run depends on, from its settings by flat names. A user's own mode is not imported."""
     entry = MODES.get(str(settings.get("mode")))
     traits = ModeTraits() if entry is None else entry.traits
     steps_tensors = traits.tensors is not None and find_builder(settings.get("env")) is not None
@@ -209,7 +209,7 @@ def situation(settings: Mapping[str, Any], has_idle_gpu: bool = False) -> Situat
     return Situation(num_workers if isinstance(num_workers, int) else None, more, has_idle_gpu)
 
 
-def _choices(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
+def _choices(name: str, names: Mapping[str, object] | Sequence[str]) -> str:
     close = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
 
@@ -218,14 +218,14 @@ def _choices(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
 
 
 def config_class(options: Mapping[str, Any]) -> Any:
-    """The settings of a run with this algorithm and this mode."""
+    """Return the class of the settings of a run with this algorithm and this mode."""
     algorithm = find_algorithm(str(options.get("algo", TrainConfig.algo)))
     mode = find_mode(mode_name(options))
     return TrainConfig[algorithm.load_config(), mode.load_config()]  # type: ignore[misc]
 
 
 def part_classes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The dataclass behind each part of the settings of a run, by the names in `PARTS`."""
+    """Return the dataclass behind each part of the settings of a run, by the names in `PARTS`."""
     algorithm, mode = get_args(config_class(options))
     return {
         "algorithm": algorithm,
@@ -237,20 +237,20 @@ def part_classes(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mode_name(options: Mapping[str, Any]) -> str:
-    """The mode that was named, or the one that suits the environment where none was."""
+    """Return the mode that was named, or the one that suits the environment where none was."""
     default = DEFAULT_TENSOR_MODE if find_builder(options.get("env")) is not None else TrainConfig.mode
     return real_name(str(options.get("mode", default)))
 
 
 def real_name(mode: str) -> str:
-    """The name of a mode that may have been given by an alias."""
+    """Return the name of a mode that may have been given by an alias."""
     if mode in MODES or ":" in mode:
         return mode
     return next((name for name, entry in MODES.items() if mode in entry.traits.aliases), mode)
 
 
-def make_config(options: Mapping[str, Any]) -> TrainConfig[Any, Any]:
-    """A config from flat names: those of config.json, of `freerun.train()` and of the flags."""
+def make_config(options: Mapping[str, Any]) -> AnyConfig:
+    """Make a config from flat names: those of config.json, of `freerun.train()` and of the flags."""
     parts = part_classes(options)
     names = {part: _field_names(kind) for part, kind in parts.items()}
     names["run"] = _field_names(TrainConfig) - set(PARTS)
@@ -319,7 +319,7 @@ def _field_names(part: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(part)}
 
 
-def _is_path(kind: Any, value: Any) -> bool:
+def _is_path(kind: Any, value: object) -> bool:
     """True if a string stands for a path: the setting takes paths, and no strings."""
     return isinstance(value, str) and Path in get_args(kind) and str not in get_args(kind)
 
@@ -328,8 +328,8 @@ def _words(kind: Any) -> str:
     return kind.__name__ if kind.__class__ is type else str(kind).replace("typing.", "")
 
 
-def flatten_config(config: TrainConfig[Any, Any]) -> dict[str, Any]:
-    """The reverse of `make_config`, ready for JSON."""
+def flatten_config(config: AnyConfig) -> dict[str, Any]:
+    """Undo `make_config`: return flat names and values, ready for JSON."""
     flat = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for part in PARTS:
         flat.update(dataclasses.asdict(flat.pop(part)))

@@ -55,7 +55,7 @@ FIGURES = {
 
 
 def mean_record(records: Iterable[Mapping[str, float | None]]) -> Metrics:
-    """The mean of each metric over several records. A single update says little about who waits for whom."""
+    """Return the mean of each metric over several records. A single update says little about who waits for whom."""
     sums: dict[str, tuple[float, int]] = {}
     for record in records:
         for name, value in record.items():
@@ -92,15 +92,18 @@ class RecentRecords:
         self._records.append(metrics)
 
     def advice(self) -> str | None:
-        """One sentence on the last records; None if there is nothing to improve."""
-        return advise(mean_record(self._records), self._situation) if self._records else None
+        """Return one sentence on the last records; None if there is nothing to improve."""
+        # The display's thread asks while the learner's thread writes, and a deque must not change while it is iterated.
+        # Python's lock is held for the whole of this copy.
+        records = tuple(self._records)
+        return advise(mean_record(records), self._situation) if records else None
 
     def close(self) -> None:
         """This sink holds nothing open."""
 
 
 def advise(metrics: Mapping[str, float], situation: Situation) -> str | None:
-    """What slows the run down most, and what to try; None if nothing does."""
+    """Say what slows the run down most, and what to try; None if nothing does."""
     return _about_waiting(metrics, situation) or _about_targets(metrics, situation)
 
 

@@ -19,7 +19,7 @@ class Budget:
     total_episodes: int | None
 
     def progress(self, ledger: Ledger) -> float:
-        """The share of the budget that is used up, from 0 to 1."""
+        """Return the share of the budget that is used up, from 0 to 1."""
         # Broken episodes count too: otherwise a mode that drops steps might never reach its number of episodes.
         steps = ledger.steps / self.total_steps if self.total_steps else 0.0
         episodes = (ledger.episodes + ledger.num_broken) / self.total_episodes if self.total_episodes else 0.0
@@ -45,10 +45,10 @@ class Budget:
         return False
 
     def steps_left(self, ledger: Ledger) -> int | None:
-        """Steps until --total-steps is reached; None if the run has no such limit."""
+        """Return how many steps are left until --total-steps is reached; None if the run has no such limit."""
         return None if self.total_steps is None else max(0, self.total_steps - ledger.steps)
 
     def within(self, demand: Demand, ledger: Ledger) -> Demand:
-        """The demand, limited to the steps that are left: the last update of a run may learn from fewer."""
+        """Return the demand, limited to the steps that are left: the last update of a run may learn from fewer."""
         left = self.steps_left(ledger)
         return demand if left is None else replace(demand, steps=min(demand.steps, left), steps_left=left)

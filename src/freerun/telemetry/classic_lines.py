@@ -12,6 +12,7 @@ from freerun.core import Counts
 from freerun.telemetry.plain_text import format_or_dash, print_plain
 
 POLL_SECONDS = 0.1
+"""How often the counts are read for the lines of progress."""
 LINES_PER_UPDATE = 10
 
 
@@ -54,7 +55,7 @@ class ClassicLines:
     def _show_progress(self) -> None:
         # Collecting runs ahead of learning, so more episodes than this update wants may have arrived.
         delivered = min(self._num_wanted, self._counts().episodes_delivered - self._delivered_before)
-        seconds = max(1e-6, time.perf_counter() - self._began_at)
+        seconds = max(1e-6, time.perf_counter() - self._began_at)  # never 0, because it divides
         every = max(1, self._num_wanted // LINES_PER_UPDATE)
         if delivered // every > self._num_shown // every:
             self._num_shown = delivered

@@ -56,7 +56,7 @@ class FiniteGuard:
         logger.warning("%s", failure)
 
     def _failure(self, update: int, bad: list[str]) -> NotFinite:
-        """The error that names the update and, if one can be found, the step with the largest number."""
+        """Return the error that names the update and, if one can be found, the step with the largest number."""
         text = f"update {update}: {' and '.join(bad)} not finite; no weight was changed by it"
         found = self._largest_number()
         if found is None:
@@ -77,7 +77,8 @@ class FiniteGuard:
         return failure
 
     def _largest_number(self) -> tuple[float, str, Segment, int, int] | None:
-        """The largest number among the newest rewards and observations: its size, what it is, and where it is."""
+        """Return the largest number among the newest rewards and observations: its size, what it is, and where it
+        is."""
         found: list[tuple[float, str, Segment, int, int]] = []
         for segment in self._ledger.newest_segments:
             for what, array in (("a reward", segment.reward), ("an observation", segment.obs)):

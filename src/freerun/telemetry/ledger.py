@@ -31,17 +31,22 @@ import json
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freerun.core import AnySegment, Counts, Metrics, Segment, StartPoint, TensorSegment
-from freerun.telemetry.line_writer import LineWriter
 
 NUM_RECENT_EPISODES = 100
 Pieces = list[list[list[int]]]
 """A segment in short: for each of its columns, a list of [episode, number of steps, version], in order of time."""
+
+
+class LineWriter(Protocol):
+    """A file that takes one line of text at a time, with its line break."""
+
+    def write(self, line: str) -> object: ...
 
 
 class Ledger:
@@ -157,7 +162,7 @@ class Ledger:
             self._open.pop(number, None)
 
     def lag_metrics(self) -> Metrics:
-        """The lag of the steps of this update: mean, maximum, and the share of steps with each lag."""
+        """Return the lag of the steps of this update: mean, maximum, and the share of steps with each lag."""
         total = max(1, sum(self._update_lags.values()))
         return {
             "lag_mean": sum(lag * num_steps for lag, num_steps in self._update_lags.items()) / total,
@@ -228,7 +233,7 @@ class Ledger:
         self._trained_until = max(self._trained_until, settled)
 
     def start_point(self, counts: Counts) -> StartPoint:
-        """Where a run begins that continues from this ledger, with the counts of the collector before it.
+        """Return where a run begins that continues from this ledger, with the counts of the collector before it.
 
         Episodes in flight are run again under new numbers. Open ones are given up: their first steps were trained, and
         the environments that could play the rest are gone.
@@ -252,7 +257,8 @@ class Ledger:
         return StartPoint(self._next_episode, counts, tuple(length for _, length in self.recent_episodes))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint. Call it only while there are no untrained steps, for these are not in it."""
+        """Return the state for a checkpoint. Call it only while there are no untrained steps, for these are not in
+        it."""
         # These keys are the format of checkpoints. They begin with an underscore where an attribute once did.
         return {
             "version": self.version,
@@ -307,7 +313,7 @@ class Ledger:
         return self._lag_sum / max(1, self.steps)
 
     def summary(self, counts: Counts) -> dict[str, Any]:
-        """The part of summary.json that is named `ledger`."""
+        """Return the part of summary.json that is named `ledger`."""
         return {
             "started": counts.episodes_started,
             "trained": self.episodes_trained,
@@ -325,7 +331,7 @@ class Ledger:
 
 
 def pieces(segment: Segment) -> Pieces:
-    """What it takes to play the segment again. Randomness belongs to the episode, so numbers and versions suffice."""
+    """Return what it takes to play the segment again. Randomness belongs to the episode, so this is enough."""
     episode, version = segment.episode, segment.version
     if segment.after_gap is not None:
         # In ledger.jsonl, an episode is written as −1 − number where steps before are missing.

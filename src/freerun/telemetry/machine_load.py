@@ -16,17 +16,18 @@ class MachineLoad:
         psutil.cpu_percent(None)  # the first call has nothing to compare with
 
     def measure(self) -> Metrics:
-        """The load since the last call. A call costs 0.1 ms, and intervals under a second say little."""
+        """Return the load since the last call. A call costs 0.1 ms, and intervals under a second say little."""
         metrics = {"cpu_percent": psutil.cpu_percent(None)}
         if self._gpu is not None:
             import pynvml  # an optional package, which is there if a handle is
 
             metrics["gpu_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
+        # Replaced as a whole: the learner reads it while the timeline's thread measures, without a lock.
         self._metrics = metrics
         return metrics
 
     def read(self, step: int) -> Metrics:
-        """The result of the last measurement."""
+        """Return the result of the last measurement."""
         return self._metrics
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ OWN_PREFIX = "Freerun/"
 
 
 def rsl_rl_tags(metrics: Mapping[str, float]) -> Metrics:
-    """The record of an update under RSL-RL's tags. Names with a / come from a simulator and stay as they are.
+    """Return the record of an update under RSL-RL's tags. Names with a / come from a simulator and stay as they are.
 
     RSL-RL collects and learns in turns, so its two times add up to an iteration. Here both may happen at the same time:
     so `collection_time` is how long the learner has waited for steps, and the two times still add up to an iteration.
@@ -35,7 +35,7 @@ def rsl_rl_tags(metrics: Mapping[str, float]) -> Metrics:
 
 
 def finite_tags(metrics: Mapping[str, float]) -> Metrics:
-    """The same tags without infinite values and NaN, which charts cannot show."""
+    """Return the same tags without infinite values and NaN, which charts cannot show."""
     return {tag: value for tag, value in rsl_rl_tags(metrics).items() if math.isfinite(value)}
 
 

@@ -43,7 +43,7 @@ def _events(recording: RecordedTimeline) -> Iterator[dict[str, Any]]:
 
 
 def _spans(recording: RecordedTimeline) -> Iterator[dict[str, Any]]:
-    """A span for each state of a block, one after another. Their true order within the block is unknown."""
+    """Yield a span for each state of a block, one after another. Their true order within the block is unknown."""
     num_blocks = recording.path.stat().st_size / BYTES_PER_BLOCK
     # Blocks at least this long, on all tracks, come to no more than MOST_SPANS.
     resolution = recording.grid().seconds * len(recording.tracks) / MOST_SPANS if num_blocks > MOST_SPANS else 0.0

@@ -13,5 +13,5 @@ def print_plain(console: Console, text: str) -> None:
 
 
 def format_or_dash(value: float, form: str) -> str:
-    """A mean over episodes, or a dash if no episode has ended yet."""
+    """Format a mean over episodes; return a dash if no episode has ended yet."""
     return "–" if math.isnan(value) else format(value, form)

@@ -32,7 +32,7 @@ class RslRlBlocks:
 
 
 def block(step: int, metrics: Mapping[str, float]) -> str:
-    """The text for one iteration."""
+    """Return the text for one iteration."""
     tags = rsl_rl_tags(metrics)
     iteration, progress = int(metrics["update"]), metrics["progress"]
     # The total number of iterations is an estimate: a run is limited by steps or episodes, not by updates.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from freerun.core import Counts
 from freerun.telemetry.advice import FIGURES
+from freerun.telemetry.budget import Budget
 from freerun.telemetry.plain_text import format_or_dash, print_plain
 from freerun.telemetry.waiting import SILENT_SECONDS, WaitingStatus
 
@@ -43,15 +43,6 @@ OwnLine = Callable[[int, Mapping[str, float]], str]
 """From the steps so far and the metrics of an update to a line that only this algorithm has."""
 
 
-class _Limits(Protocol):
-    """The limits of a run, as the progress bar needs them."""
-
-    @property
-    def total_steps(self) -> int | None: ...
-    @property
-    def total_episodes(self) -> int | None: ...
-
-
 class LiveDisplay:
     """A sink that redraws the figures of a run four times a second, so that steps are seen to arrive between updates.
 
@@ -62,7 +53,7 @@ class LiveDisplay:
     def __init__(
         self,
         title: str,
-        budget: _Limits,
+        budget: Budget,
         waiting: WaitingStatus,
         advice: Callable[[], str | None],
         counts: Callable[[], Counts],
@@ -80,7 +71,7 @@ class LiveDisplay:
         self._began_at = time.monotonic()
         self._is_closed = False
         self._advice = advice
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+        self._live = Live(get_renderable=self.__rich__, console=console, refresh_per_second=4)
         self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -93,7 +84,8 @@ class LiveDisplay:
         self._is_closed = True
         self._live.stop()
 
-    def _render(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
+        """Draw the picture of this moment. rich calls this method of whatever it prints."""
         title = Text(self._title, style="bold")
         if not self._metrics:  # before the first update there is nothing else to show
             return Group(title, self._progress(), *self._status(at_once=True))
@@ -162,7 +154,7 @@ class LiveDisplay:
         return [Text.assemble(f"{name} ", *_bar(share, width), f" {words}") for name, (share, words) in rows.items()]
 
     def _status(self, at_once: bool = False) -> list[RenderableType]:
-        """What the run is waiting for, if there has been no update for some time."""
+        """Say what the run is waiting for, if there has been no update for some time."""
         if self._is_closed:
             return []
         if self._waiting.seconds >= SILENT_SECONDS:
@@ -222,7 +214,7 @@ def _figure(name: str, value: str, style: str = "bold cyan") -> Text:
 
 
 def _style(name: str, metrics: Mapping[str, float]) -> str:
-    """Green within the target range, yellow outside it."""
+    """Choose green within the target range, and yellow outside it."""
     figure = FIGURES.get(name)
     if figure is None or not figure.target:
         return "bold cyan"
@@ -230,7 +222,7 @@ def _style(name: str, metrics: Mapping[str, float]) -> str:
 
 
 def _grid(rows: Sequence[Sequence[Text]], width: int) -> Table:
-    """A table with as many columns as the width allows, so that no figure is cut or wrapped."""
+    """Make a table with as many columns as the width allows, so that no figure is cut or wrapped."""
     # Try the widest layout first; one column always has to do.
     for num_columns in range(max(map(len, rows)), 0, -1):
         lines = [row[start : start + num_columns] for row in rows for start in range(0, len(row), num_columns)]
@@ -247,6 +239,7 @@ def _grid(rows: Sequence[Sequence[Text]], width: int) -> Table:
 
 def _what_workers_wait_for(metrics: Mapping[str, float]) -> str:
     shares = {what: metrics.get(f"workers_waiting_for_{what}_share", 0.0) for what in ("slot", "weights", "others")}
+    # Smaller shares would be shown as 0 %.
     waits = [f"{share:.0%} {what}" for what, share in shares.items() if share >= 0.005]
     return f", waits {' '.join(waits)}" if waits else ""
 

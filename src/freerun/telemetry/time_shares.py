@@ -79,14 +79,14 @@ class TimeShares:
             self._tracks.set_state(self._num_workers, state)
 
     def _worker_seconds(self) -> list[float]:
-        """Seconds in each state so far, summed over all workers."""
+        """Return the seconds spent in each state so far, summed over all workers."""
         if self._tracks is None:
             return [0.0] * len(State)
         totals = [self._tracks.totals(worker) for worker in range(self._num_workers)]
         return [sum(seconds) for seconds in zip(*totals, strict=True)]
 
     def rates(self, steps: int, episodes: int, updates: int, busy_seconds: float) -> Metrics:
-        """Rates and shares since the last call. The arguments are totals since the beginning of the run."""
+        """Return rates and shares since the last call. The arguments are totals since the beginning of the run."""
         self._set_learner_state(self._learner_state)  # count the current state up to now
         now = (time.perf_counter(), steps, episodes, updates, busy_seconds)
         # Differences of totals, so that nothing is lost between two records.
@@ -106,7 +106,7 @@ class TimeShares:
         return rates
 
     def _worker_shares(self, seconds_of_all: float, delivered_busy_seconds: float) -> Metrics:
-        """The share of all workers' time that was spent in each state."""
+        """Return the share of all workers' time that was spent in each state."""
         totals = self._worker_seconds()
         spent = [new - old for new, old in zip(totals, self._last_worker_seconds, strict=True)]
         self._last_worker_seconds = totals

@@ -44,7 +44,7 @@ class TimelineRecord(NamedTuple):
 
 
 def pack_block(block: TrackBlock) -> list[float]:
-    """A block as it stands in the file, without the states in which it spent no time."""
+    """Return a block as it stands in the file, without the states in which it spent no time."""
     # Five digits are 10 microseconds: below that a span is noise, and every digit costs space in the file.
     spent = [(state, round(seconds, 5)) for state, seconds in enumerate(block.seconds) if seconds >= 5e-6]
     return [block.track, round(block.start, 5), *(part for pair in spent for part in pair)]
@@ -95,12 +95,12 @@ class RecordedTimeline:
 
     @classmethod
     def of(cls, run_dir: Path) -> RecordedTimeline | None:
-        """The timeline of a run; None if nothing was recorded."""
+        """Return the timeline of a run; None if nothing was recorded."""
         path = run_dir / FILE_NAME
         return cls(path) if path.is_file() and path.stat().st_size else None
 
     def records(self) -> Iterator[TimelineRecord]:
-        """All lines after the first."""
+        """Yield all lines after the first."""
         with self.path.open("rb") as file:
             file.readline(MOST_LINE_BYTES)
             # The last line may still be in the middle of being written: only whole lines are read.
@@ -111,7 +111,7 @@ class RecordedTimeline:
                     raise UserError(f"{self.path} has a line that freerun did not write") from None
 
     def grid(self, cell_seconds: float = 0.0625) -> TimelineGrid:
-        """The whole timeline, summed up in cells of time."""
+        """Sum up the whole timeline in cells of time."""
         grid = TimelineGrid(len(self.tracks), cell_seconds=cell_seconds)
         for record in self.records():
             grid.add(record)
@@ -150,7 +150,7 @@ class TimelineGrid:
             )
 
     def cells(self, start: float, stop: float, num_cells: int) -> Array:
-        """The time between two moments in equal cells: seconds as [track, cell, state]."""
+        """Divide the time between two moments into equal cells: seconds as [track, cell, state]."""
         # Sum up to each edge, then take differences: S(edge) = sum of the whole cells before it + a share of its own.
         edges = np.linspace(start, stop, num_cells + 1) / self._cell_seconds
         sums = np.zeros((self._spent.shape[0], self._spent.shape[1] + 1, NUM_STATES))

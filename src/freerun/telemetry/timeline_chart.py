@@ -19,7 +19,7 @@ LEGEND = "░ busy under 25 %  ▒ 25–50 %  ▓ 50–75 %  █ over 75 %  x re
 
 
 def chart(recording: RecordedTimeline, width: int) -> Group:
-    """The chart of a whole run, for a terminal of this width."""
+    """Draw the chart of a whole run, for a terminal of this width."""
     grid = recording.grid()
     seconds = max(grid.seconds, 1e-6)
     totals = grid.cells(0.0, seconds, 1)[:, 0]
@@ -43,7 +43,8 @@ def chart(recording: RecordedTimeline, width: int) -> Group:
 
 
 def _rows(names: list[str]) -> list[tuple[str, list[int]]]:
-    """Names and tracks of the rows: first the learner and its stages, then workers, in groups if there are many."""
+    """Return names and tracks of the rows: first the learner and its stages, then workers, in groups if there are
+    many."""
     others = [(name, [track]) for track, name in enumerate(names) if not name.startswith("worker")]
     workers = [track for track, name in enumerate(names) if name.startswith("worker")]
     # The smallest group size that needs no more than MOST_WORKER_ROWS rows (division, rounded up).
@@ -55,7 +56,7 @@ def _rows(names: list[str]) -> list[tuple[str, list[int]]]:
 
 
 def _symbol(spent: list[float]) -> str:
-    """The character for one cell."""
+    """Return the character for one cell."""
     whole = sum(spent)
     # The states that are not shades win only with more than half of the cell.
     if not whole or spent[State.PARKED] / whole > 0.5:
@@ -66,12 +67,13 @@ def _symbol(spent: list[float]) -> str:
 
 
 def _shares_text(totals: list[float]) -> Text:
-    """The shares of busy and waiting time; the time of parked workers does not count."""
+    """Return the shares of busy and waiting time; the time of parked workers does not count."""
     counted = {
         name: spent for name, spent in zip(STATE_NAMES, totals, strict=True) if name != STATE_NAMES[State.PARKED]
     }
     whole = sum(counted.values()) or 1.0
     shares = {name: spent / whole for name, spent in counted.items()}
     busy = shares.pop(STATE_NAMES[State.BUSY])
+    # Smaller shares would be shown as 0 %.
     waits = [f"{share:.0%} {name.removeprefix('waiting-for-')}" for name, share in shares.items() if share >= 0.005]
     return Text(f"{busy:4.0%} busy" + (f", waits {' '.join(waits)}" if waits else ""), style="dim")

@@ -90,7 +90,7 @@ class TimelineRecorder:
 
 
 def _recorded_seconds(path: Path, tracks: list[str]) -> float | None:
-    """How far a timeline reaches that this run can continue; None if there is none with the same tracks.
+    """Return how far a timeline reaches that this run can continue; None if there is none with the same tracks.
 
     A run that was killed may have left half a line at the end, which is cut off.
     """
@@ -116,7 +116,7 @@ class BlockMerger:
         self._pending: TrackBlock | None = None
 
     def add(self, block: TrackBlock, resolution_seconds: float) -> Iterator[TrackBlock]:
-        """The blocks that are complete now. A block that is too short waits for the next one."""
+        """Yield the blocks that are complete now. A block that is too short waits for the next one."""
         pending, self._pending = self._pending, None
         if pending is not None and (
             sum(pending.seconds) >= resolution_seconds
@@ -133,6 +133,6 @@ class BlockMerger:
             self._pending = block
 
     def rest(self) -> list[TrackBlock]:
-        """The block that still waits, if there is one."""
+        """Return the block that still waits, if there is one."""
         pending, self._pending = self._pending, None
         return [] if pending is None else [pending]

@@ -1,12 +1,14 @@
-"""The record of an update: the line that it writes to metrics.jsonl, and that displays and trackers show."""
+"""The record of an update: what it holds, and how it is written to metrics.jsonl. Displays and trackers show it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Mapping
 
 from freerun.core import Counts, Gauge, Metrics
 from freerun.telemetry.budget import Budget
-from freerun.telemetry.ledger import Ledger
+from freerun.telemetry.ledger import Ledger, LineWriter
 from freerun.telemetry.time_shares import TimeShares
 
 
@@ -33,3 +35,18 @@ def make_record(
         record["queue_percent"] = 100 * counts.queue_fill
     record["worker_restarts"] = counts.worker_restarts
     return record
+
+
+class MetricsFile:
+    """A sink that writes each record as a line of JSON into metrics.jsonl."""
+
+    def __init__(self, file: LineWriter):
+        self._file = file
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        # JSON has neither NaN nor infinity, so such a value becomes null.
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+
+    def close(self) -> None:
+        """The caller closes the file, which checkpoints use too."""

@@ -50,7 +50,7 @@ class WaitingStatus:
         return self._activity().doing
 
     def text(self) -> str:
-        """The learner's activity with the counts of this moment."""
+        """Return the learner's activity with the counts of this moment."""
         activity = self._activity()
         counts = None if self._counts is None else self._counts()
         remedy = None if activity.demand is None else self._remedy(activity.demand)
@@ -61,7 +61,7 @@ class WaitingStatus:
 
 
 def describe(activity: LearnerActivity, counts: Counts | None, remedy: str | None) -> str:
-    """What the learner is doing. If it waits for data: how much has arrived, and why there is no more."""
+    """Say what the learner is doing. If it waits for data: how much has arrived, and why there is no more."""
     demand = activity.demand
     if not demand:
         return activity.doing

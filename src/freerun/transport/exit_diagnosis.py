@@ -36,7 +36,7 @@ class ExitDiagnosis:
 
     def diagnose(self, worker: int, pid: int | None, exit_code: int | None) -> EnvFailure:
         """The error that describes how this worker ended."""
-        with self.kill_lock:
+        with self.kill_lock:  # waits for a hang detector that is just ending this worker
             hung = self._hung.pop(pid or -1, None)
         if hung is not None:
             return hung

@@ -43,6 +43,7 @@ class MessageHub(Generic[Sender]):
         senders = []
         for key, _ in self._selector.select(timeout_seconds):
             if key.fd == self._wake_read:
+                # Wake-ups that have come together count once. More than 4096 of them make the next call return too.
                 os.read(self._wake_read, 4096)
             else:
                 senders.append(key.data)

@@ -150,7 +150,7 @@ def without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def start(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+def start(target: Callable[..., None], *arguments: object) -> ForkServerProcess:
     """Run `target` in a process of its own, which ends with this one at the latest."""
     process = context().Process(target=target, args=arguments, daemon=True)
     with without_main():
@@ -158,14 +158,14 @@ def start(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
     return process
 
 
-def ask(target: Callable[..., None], *arguments: Any, seconds: float) -> Any:
+def ask(target: Callable[..., None], *arguments: object, seconds: float) -> Any:
     """Run `target(connection, *arguments)` in a child process and return what it sends.
 
     Raise TimeoutError if it sends nothing within the time, and ChildProcessError if it dies before.
     """
     ours, theirs = context().Pipe()
     process = start(target, theirs, *arguments)
-    theirs.close()
+    theirs.close()  # or a child that dies would leave an end of the pipe open, and `poll` would wait the whole time
     try:
         if not ours.poll(seconds):
             raise TimeoutError(f"a process did not answer within {seconds:g} s")

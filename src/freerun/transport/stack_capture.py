@@ -13,6 +13,7 @@ from typing import Any
 
 SIGNAL = signal.SIGUSR2
 WAIT_SECONDS = 1.0
+"""A process that has written nothing by then does not answer, for example because it was stopped."""
 QUIET_SECONDS = 0.05
 """faulthandler writes line by line. The stack is complete when nothing was added for this long."""
 
@@ -25,7 +26,7 @@ class StackFile:
         # object, so that a forgotten `close` leaves no warning.
         self._file = tempfile.TemporaryFile("r+b", buffering=0)  # noqa: SIM115
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self) -> object:
         return reduction.DupFd(self._file.fileno())
 
     def __setstate__(self, duplicate: Any) -> None:

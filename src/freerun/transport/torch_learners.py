@@ -6,9 +6,9 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -17,6 +17,8 @@ from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[
 
 from freerun.core import LearnerFailure, UserError
 from freerun.transport.learner_place import LearnerPlace
+
+Value = TypeVar("Value")
 
 JOIN_SECONDS = 300.0
 """A learner waits this long for the others to start. On a busy machine, importing torch alone takes a while."""
@@ -82,7 +84,7 @@ class TorchLearnerGroup:
         except RuntimeError as error:
             self._explain(error)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Value) -> list[Value]:
         """The values of all learners, by index."""
         values: list[Any] = [None] * self.count
         try:
@@ -133,7 +135,7 @@ class TorchLearnerGroup:
 
 
 @contextlib.contextmanager
-def _on_interface_of(host: str) -> Any:
+def _on_interface_of(host: str) -> Iterator[None]:
     """Have gloo listen on the network interface from which this host is reached.
 
     By default gloo listens on the address that the machine's own name points to, which may be another network.

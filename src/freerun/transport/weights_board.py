@@ -74,11 +74,11 @@ class WeightsBoard:
     def read(self) -> tuple[FloatArray, int]:
         """A copy of the newest weights and their version. This waits for the first publication."""
         # A failed attempt has met a write, which takes microseconds. Pausing keeps the reader from using up a core.
-        while (found := self._try_read()) is None:
+        while (found := self.try_read()) is None:
             time.sleep(RETRY_SECONDS)
         return found
 
-    def _try_read(self) -> tuple[FloatArray, int] | None:
+    def try_read(self) -> tuple[FloatArray, int] | None:
         """One attempt. None before the first publication, and if the copy mixes two versions."""
         version = self.version
         buffer = version % NUM_BUFFERS

@@ -104,7 +104,7 @@ class LiveTuner:
             while not self._closing.wait(LOOK_SECONDS):
                 self._look()
         except Exception as failure:  # `write` and `close` raise it in the learner's thread
-            self._failure = failure
+            self._failure = failure  # one store, after which this thread does nothing more: no lock is needed
 
     def _look(self) -> None:
         """Take a sample of the run; when a window is complete, let the tuner decide."""

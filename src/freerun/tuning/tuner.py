@@ -153,7 +153,7 @@ class Tuner:
     # ------------------------------------------------------------------------------------------ judging
 
     def _effect(self, base: Observation, after: Observation) -> Effect:
-        before = max(base.steps_per_second, 1e-9)
+        before = max(base.steps_per_second, 1e-9)  # a run that stood still must not divide by zero
         # Standard error of a difference: sqrt(a^2 + b^2)
         noise = MIN_STANDARD_ERRORS * math.hypot(base.noise, after.noise)
         gain = after.steps_per_second / before - 1
@@ -162,7 +162,7 @@ class Tuner:
     def _verdict(self, trial: TuningTrial, after: Observation, effect: Effect) -> bool | None:
         """Whether the change helped; None while that is uncertain."""
         is_due = len(trial.windows) >= MAX_WINDOWS
-        if effect.gain < -effect.noise:
+        if effect.gain < -effect.noise:  # clearly slower: no aim is worth that
             return False
         if trial.suggestion.aim is Aim.SPEED:
             if effect.gain > effect.noise:
@@ -170,6 +170,7 @@ class Tuner:
             return False if is_due else None
         if not self._is_nearer(trial, after):
             return False
+        # A change that saves something need not make the run faster: a loss that is hardly one is accepted in the end.
         if effect.gain >= 0:
             return True
         if not is_due:

@@ -85,6 +85,8 @@ class Window:
             return self._observation([(update.at, update.steps) for update in self._updates])
         waiting = _spent(first.learner_seconds, last.learner_seconds, State.WAITING_FOR_DATA) / seconds
         num_units = last.units - first.units
+        # A learner that waits most of the time takes at once what arrives, so the workers alone set the rate. Where a
+        # mode counts no units (0 so far), there cannot be too few of them.
         flows_evenly = waiting > 0.5 and (num_units >= ENOUGH_UNITS or not last.units)
         if flows_evenly or is_overdue:
             return self._observation(evenly_spaced([(sample.at, sample.steps) for sample in self._samples]))

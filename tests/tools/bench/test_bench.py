@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from freerun.tools.bench import load_meter
+from freerun.tools.bench.bench_options import BenchOptions
+from freerun.tools.bench.results import Results
 from freerun.tools.cli.main import main
 
 TESTS = Path(__file__).parents[2]
@@ -152,3 +155,30 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "report.json").write_text('{"options": {}}')
     assert main(["bench", "--resume", str(tmp_path)]) == 2
     assert "is not a report of freerun bench" in capsys.readouterr().err
+
+
+def test_a_bench_from_elsewhere_runs_no_code_that_is_not_named_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even the module of a mode is imported, which the report names as module:Class:setting=value."""
+    imported, built = tmp_path / "imported", tmp_path / "built"
+    (tmp_path / "sneaky.py").write_text(f"open({str(imported)!r}, 'w').close()\nfrom own_mode import InThisProcess\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(TESTS.parent / "examples"))
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    options = BenchOptions("toy_envs:leave_a_mark", workers="1", seconds=0.1, env_args={"command": str(built)})
+    Results(options, load_meter.describe(), []).write(folder)
+    report = read(folder)
+    report["options"]["modes"] = "freerun:segment_steps=25,sneaky:InThisProcess:num_workers=2"
+    (folder / "report.json").write_text(json.dumps(report))
+    assert main(["bench", "--resume", str(folder), "--trust", "toy_envs:Other"]) == 2
+    error = capsys.readouterr().err
+    assert "names code to run: sneaky:InThisProcess, toy_envs:leave_a_mark. If you know it and trust it" in error
+    assert "--trust sneaky:InThisProcess --trust toy_envs:leave_a_mark" in error
+    assert not imported.exists()
+    assert not built.exists()
+    trusted = ["--trust", "sneaky:InThisProcess", "--trust", "toy_envs:leave_a_mark"]
+    main(["bench", "--resume", str(folder), *trusted, "--repeats", "1"])
+    assert "names code" not in capsys.readouterr().err
+    assert imported.exists()

@@ -9,7 +9,7 @@ import pytest
 
 from freerun.core import Demand
 from freerun.tools.probe.forecast import line, vector_seconds
-from freerun.tools.probe.measure import Environment
+from freerun.tools.probe.measurement import Environment
 from freerun.tools.probe.predict import (
     Learning,
     Work,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,11 +22,11 @@ from freerun.settings.defaults import complete
 from freerun.settings.factories import env_recipe, make_algorithm
 from freerun.settings.registry import MODES, make_config
 from freerun.tools.cli.main import main
-from freerun.tools.probe import auto_mode, measure, probe_cache
+from freerun.tools.probe import auto_mode, measure, measurement, probe_cache
 from freerun.tools.probe.auto_mode import Probe
-from freerun.tools.probe.env_trial import _Bench, core_use
+from freerun.tools.probe.env_trial import EnvTrial, core_use
 from freerun.tools.probe.forecast import Forecast
-from freerun.tools.probe.measure import Measurement
+from freerun.tools.probe.measurement import Measurement
 from freerun.tools.probe.probe_report import findings
 
 LIGHT: dict[str, Any] = {"num_epochs": 1, "minibatch_size": 2048, "hidden_sizes": (16,)}
@@ -40,7 +41,7 @@ def _short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, seconds in (("PLAY_SECONDS", 0.6), ("RACE_SECONDS", 0.1), ("MODE_SECONDS", 0.1), ("UPDATE_SECONDS", 0.2)):
         monkeypatch.setattr(measure, name, seconds)
-    monkeypatch.setattr(measure, "TOO_BUSY", 1.0)  # a machine that runs tests may well be
+    monkeypatch.setattr(measurement, "TOO_BUSY", 1.0)  # a machine that runs tests may well be
 
 
 def probed(env: str, modes: list[str] | None = None, **settings: Any) -> Probe:
@@ -104,17 +105,20 @@ def test_cartpole_beside_busy_loops_does_not_sleep() -> None:
     loops = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(3 * measure.num_cores())]
     try:
         policy = make_algorithm(make_config({"env": "CartPole-v1", **LIGHT}), GymnasiumFactory("CartPole-v1")).policy
-        played = _Bench(("CartPole-v1", {}, None)).play(policy, 1.0)
+        with contextlib.closing(EnvTrial(("CartPole-v1", {}, None))) as trial:
+            trial.answer("building the environment", 60.0)
+            trial.ask("play", policy, 1.0)
+            played = trial.answer("playing", 60.0)
     finally:
         for process in loops:
             process.kill()
             process.wait()
-    assert played["cpu_share"] > 0.9
-    assert played["stolen_share"] > 0.2
+    assert played.cpu_share > 0.9
+    assert played.stolen_share > 0.2
 
 
 def test_a_busy_machine_is_said_and_what_it_measured_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "TOO_BUSY", -1.0)
+    monkeypatch.setattr(measurement, "TOO_BUSY", -1.0)
     found = probed("toy_envs:OneBit", ["sequential"])
     assert "the machine is too busy to tell; probe again when it is quiet" in auto_mode.sentence(found)
     assert findings(found)[0].startswith("The machine is too busy to tell")
@@ -185,7 +189,7 @@ def refused(**settings: Any) -> Mapping[str, str]:
     reasons = {}
     for mode in MODES:
         try:
-            auto_mode._check(mode, make_config({**options, "mode": mode}))
+            auto_mode.check_mode(mode, make_config({**options, "mode": mode}))
         except UserError as error:
             reasons[mode] = str(error)
     return reasons
@@ -232,17 +236,17 @@ def test_an_environment_that_was_changed_is_probed_anew(monkeypatch: pytest.Monk
     module.write_text("from toy_envs import OneBit\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     configs = {"freerun": complete(make_config({"env": "mine_to_change:OneBit"}))}
-    before = probe_cache._path(configs)
-    assert probe_cache._path(configs) == before
+    before = probe_cache.path_of(configs)
+    assert probe_cache.path_of(configs) == before
     module.write_text("from toy_envs import OneBit\nNEW = 1\n")
     os.utime(module, (1, 1))
-    assert probe_cache._path(configs) != before
+    assert probe_cache.path_of(configs) != before
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"measurement": {"environment": 3}}', "\x00"])
 def test_a_file_that_is_no_probe_is_measured_again(content: str) -> None:
     configs = {"freerun": complete(make_config({"env": "toy_envs:OneBit", **LIGHT}))}
-    path = probe_cache._path(configs)
+    path = probe_cache.path_of(configs)
     path.parent.mkdir(parents=True)
     path.write_text(content)
     assert probe_cache.find(configs) is None
@@ -250,7 +254,7 @@ def test_a_file_that_is_no_probe_is_measured_again(content: str) -> None:
 
 def test_the_name_of_a_file_holds_no_argument_of_the_environment() -> None:
     configs = {"freerun": complete(make_config({"env": "toy_envs:OneBit", "env_args": {"kind": "box"}}))}
-    assert "box" not in str(probe_cache._path(configs))
+    assert "box" not in str(probe_cache.path_of(configs))
     assert env_recipe(configs["freerun"])[1] == {"kind": "box"}
 
 

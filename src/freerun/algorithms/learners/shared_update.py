@@ -77,6 +77,7 @@ class JoinedRows:
             return
         places: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * len(sizes)
         first = 0
+        # By (episode, learner).
         for index in sorted(range(len(sizes)), key=lambda index: sizes[index][:2]):
             places[index] = torch.arange(first, first + sizes[index].num_steps)
             first += sizes[index].num_steps

@@ -16,7 +16,6 @@ from torch.nn import functional
 from freerun.algorithms.learners.shared_update import average_over_learners_, share_of_rows
 from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble, InputScale, gaussian_loss
 from freerun.algorithms.mbpo.mbpo_config import HOLDOUT_SHARE, MAX_HELD_OUT, DynamicsConfig
-from freerun.algorithms.mbpo.terminations import find
 from freerun.algorithms.policies.networks import flatten_parameters
 from freerun.algorithms.sac.replay_buffer import StepBatch
 from freerun.core import LearnerGroup, Metrics, SingleLearner
@@ -64,16 +63,14 @@ class Dynamics:
         self._config = config
         self._learner_group = learner_group or SingleLearner()
         self._device = device
-        learns_end = find(config.termination) is None
-        num_inputs, num_targets = obs_size + action_size, obs_size + 1
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # the seed of the networks must not reseed anything else
             torch.manual_seed(seed)
-            ensemble = Ensemble(config.num_models, num_inputs, config.model_hidden_sizes, num_targets, learns_end)
-        self.ensemble = ensemble.to(device)
+            self.ensemble = Ensemble.of(config, config.num_models, obs_size, action_size).to(device)
         self._best = copy.deepcopy(self.ensemble).requires_grad_(False)
         self.weight_decay = self._weight_decay()
         self._weights = flatten_parameters(self.ensemble)
         self.optimizer = self._make_optimizer()
+        num_inputs, num_targets = self.ensemble.num_inputs, self.ensemble.num_targets
         self._input_scale, self._target_scale = InputScale(num_inputs, device), InputScale(num_targets, device)
         self._elites = torch.arange(config.num_elites, device=device)
         # One row holds the scaled inputs and targets of a step, and whether it terminated: one gather draws a batch.
@@ -89,6 +86,7 @@ class Dynamics:
         self.take_gradient_steps = GraphedStep(self._gradient_step, device, (self.generator,), acceleration)
 
     def _make_optimizer(self) -> torch.optim.Adam:
+        # capturable keeps Adam's step counter on the device, where a captured graph can advance it.
         on_gpu = self._device.type == "cuda"
         return torch.optim.Adam([self._weights], self._config.model_learning_rate, fused=True, capturable=on_gpu)
 
@@ -99,6 +97,7 @@ class Dynamics:
         for name, parameter in self.ensemble.named_parameters():
             part, _, number = name.rpartition(".")
             is_last = number == str(len(self.ensemble.nets.weights) - 1)
+            # Parameters are named nets.weights.0, nets.weights.1, … in the order of the layers.
             decay = 0.0 if part != "nets.weights" else WEIGHT_DECAY[-1] if is_last else layers[int(number)]
             decays.append(torch.full((parameter.numel(),), decay, device=self._device))
         return torch.cat(decays)
@@ -107,6 +106,7 @@ class Dynamics:
         """Copy the steps to learn from, hold some of them out, and fit both scales to the others."""
         num_rows = len(steps.reward)
         x = torch.cat([steps.obs, steps.action], dim=1)
+        # Targets: (s' - s, r). A change is easier to learn than s' itself, which is mostly s.
         y = torch.cat([steps.next_obs - steps.obs, steps.reward[:, None]], dim=1)
         order = torch.rand(num_rows, generator=self.generator, device=self._device).argsort()
         num_held_out = min(int(HOLDOUT_SHARE * num_rows), MAX_HELD_OUT)
@@ -132,6 +132,7 @@ class Dynamics:
             self.take_gradient_steps(num_in_epoch)
             num_updates += num_in_epoch
             error = self.holdout_error()
+            # By network: each keeps the weights of its own best epoch.
             is_better = (error < (1 - MIN_GAIN) * best) & (error <= limit)
             best = torch.where(is_better, error, best)
             for best_weights, weights in zip(self._best.parameters(), self.ensemble.parameters(), strict=True):
@@ -147,6 +148,7 @@ class Dynamics:
         if diverged:
             self.optimizer = self._make_optimizer()  # its moments are as spoilt as the weights were
             self.take_gradient_steps.forget()
+            # A network without any good epoch is back at the weights it had before, so its error is theirs.
             best = torch.where(best.isinf(), self.holdout_error(), best)
         self._elites = best.argsort()[: self._config.num_elites]
         return EnsembleTraining(num_updates, float(best[self._elites].mean()), diverged)

@@ -53,7 +53,7 @@ class Ensemble(nn.Module):
 
     def __init__(self, num_nets: int, num_inputs: int, hidden_sizes: tuple[int, ...], num_targets: int, ends: bool):
         super().__init__()
-        self.num_targets = num_targets
+        self.num_inputs, self.num_targets = num_inputs, num_targets
         self.nets = StackedMLP(num_nets, (num_inputs, *hidden_sizes, 2 * num_targets + ends), functional.silu)
         for weight in self.nets.weights:
             # Truncated normal with std 1 / (2 sqrt(inputs)), as in the paper's code.
@@ -62,6 +62,12 @@ class Ensemble(nn.Module):
         low, high = LOG_VARIANCE_BOUNDS
         self.lowest = nn.Parameter(torch.full((num_nets, 1, num_targets), low))
         self.highest = nn.Parameter(torch.full((num_nets, 1, num_targets), high))
+
+    @classmethod
+    def of(cls, config: DynamicsConfig, num_nets: int, obs_size: int, action_size: int) -> Ensemble:
+        """Networks (s, a) -> (s' - s, r), and a logit for the end where no rule is known for it."""
+        learns_end = find(config.termination) is None
+        return cls(num_nets, obs_size + action_size, config.model_hidden_sizes, obs_size + 1, learns_end)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[K, B, inputs] -> means, log-variances, logits of the end."""
@@ -73,6 +79,7 @@ def split_and_bound(output: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Te
     size = lowest.shape[-1]
     mean, log_variance, end = output[..., :size], output[..., size : 2 * size], output[..., 2 * size :]
     # log_var <- max - softplus(max - log_var), then log_var <- min + softplus(log_var - min)
+    # Unlike a clamp, softplus lets gradients pass also beyond the bounds.
     log_variance = highest - functional.softplus(highest - log_variance)
     log_variance = lowest + functional.softplus(log_variance - lowest)
     return mean, log_variance, end
@@ -90,24 +97,16 @@ class EliteModel:
     Several learners predict the same rows, each its share of them.
     """
 
-    def __init__(
-        self,
-        config: DynamicsConfig,
-        obs_size: int,
-        action_size: int,
-        seed: int,
-        device: torch.device,
-        learner_group: LearnerGroup | None = None,
-    ):
+    def __init__(self, ensemble: Ensemble, termination: str, seed: int, learner_group: LearnerGroup | None = None):
+        """`ensemble` has as many networks as there are elites; `take` overwrites their weights."""
         self._learner_group = learner_group or SingleLearner()
         self.version = 0
-        self.termination = find(config.termination)
+        self.termination = find(termination)
         """The rule that ends episodes; None where the networks have learned it."""
-        sizes = (obs_size + action_size, config.model_hidden_sizes, obs_size + 1)
-        learns_end = self.termination is None
-        self.ensemble = Ensemble(config.num_elites, *sizes, ends=learns_end).to(device).requires_grad_(False)
-        self._input_scale = InputScale(obs_size + action_size, device)
-        self._target_scale = InputScale(obs_size + 1, device)
+        self.ensemble = ensemble.requires_grad_(False)
+        device = ensemble.lowest.device
+        self._input_scale = InputScale(ensemble.num_inputs, device)
+        self._target_scale = InputScale(ensemble.num_targets, device)
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def take(self, ensemble: Ensemble, elites: Tensor, input_scale: InputScale, target_scale: InputScale) -> None:
@@ -143,11 +142,13 @@ class EliteModel:
         sampled = sampled.reshape(num_rows, -1)
         target = torch.empty_like(sampled)
         target[order] = sampled
+        # The networks predict (s' - s, r), scaled: s' = s + change
         change = self._target_scale.undo(target)
         next_obs, reward = obs + change[:, :-1], change[:, -1]
         if self.termination is not None:
             return next_obs, reward, self.termination(next_obs)
         ended = torch.empty(num_rows, dtype=torch.bool, device=obs.device)
+        # A logit above 0 is a probability above one half.
         ended[order] = end.reshape(-1) > 0
         return next_obs, reward, ended
 

@@ -7,6 +7,7 @@ the update before, and rollouts use the newest model that has finished training.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from gymnasium import spaces
 
 from freerun.algorithms.mbpo.dynamics import Dynamics, EnsembleTraining
-from freerun.algorithms.mbpo.ensemble import EliteModel
+from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
@@ -64,17 +65,20 @@ class MBPO(OffPolicy):
         super().__init__(env, config, seed, device, deterministic, learner_group)
         self._require_shares(config.model_batch_size, "--model-batch-size")
         self.dynamics = Dynamics(config, *self._sizes, seed, self.device, self._learner_group)
-        self.model = EliteModel(config, *self._sizes, seed, self.device, self._learner_group)
+        elites = Ensemble.of(config, config.num_elites, *self._sizes).to(self.device)
+        self.model = EliteModel(elites, config.termination, seed, self._learner_group)
         self.rollouts = ModelRollouts(
             self._rows_per_rollout(), self.model, self.agent.soft_policy, self._sizes, self._acceleration
         )
         capacity = self._num_unexpired(config.rollout_length_end or config.rollout_length)
+        # seed + 1, so that real and model steps are not drawn by the same random numbers.
         self.model_buffer = ReplayBuffer(
             capacity, *self._sizes, ReplayConfig(), seed + 1, self.device, self._acceleration
         )
         self._num_real_rows = round(config.real_share * config.batch_size)
         generators = (self.agent.generator, self.real_buffer.generator, self.model_buffer.generator)
         self.take_gradient_steps = GraphedStep(self._gradient_step, self.device, generators, self._acceleration)
+        # Counted in batches of rollouts, which is how many step together.
         self._rollout_budget = UpdateBudget(config.rollouts_per_step / self.rollouts.num_rows)
         self._num_real_steps = self._num_steps_at_training = 0
         self._last_training: EnsembleTraining | None = None
@@ -119,7 +123,7 @@ class MBPO(OffPolicy):
         if self._training_stage is None or self.model.version == 0:
             if self._is_training_due():
                 self._prepare_training()
-                self._use_trained_model(self._fit())
+                self._use_trained_model(self.dynamics.fit(self._max_model_updates))
             self._prepare_rollouts()
             self._store_model_steps(self._roll_out())
             self._train_agent()
@@ -133,11 +137,12 @@ class MBPO(OffPolicy):
 
         A training may last for several updates; rollouts and the agent's gradient steps end with this update.
         """
+        # A training that still goes on when the next one is due is waited for.
         if training.is_busy and (training.is_done or self._is_training_due()):
             self._use_trained_model(training.finish())
         if not training.is_busy and self._is_training_due():
             self._prepare_training()
-            training.start(self._fit)
+            training.start(functools.partial(self.dynamics.fit, self._max_model_updates))
         assert self._rollout_stage is not None
         self._prepare_rollouts()
         self._rollout_stage.start(self._roll_out)
@@ -155,9 +160,6 @@ class MBPO(OffPolicy):
         self._max_model_updates = max(1, int(self.config.model_updates_per_step * num_new))
         self._num_steps_at_training = self._num_real_steps
         self.dynamics.prepare(self.real_buffer.newest(self.real_buffer.size))
-
-    def _fit(self) -> EnsembleTraining:
-        return self.dynamics.fit(self._max_model_updates)
 
     def _use_trained_model(self, training: EnsembleTraining) -> None:
         """From now on rollouts use the new model."""
@@ -250,6 +252,7 @@ class MBPO(OffPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         if self._training_stage is not None and self._training_stage.is_busy:
+            # The networks are part of the state, so their training must be over when they are saved.
             self._use_trained_model(self._training_stage.finish())
         return {
             **super().state_dict(),

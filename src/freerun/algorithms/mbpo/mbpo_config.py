@@ -20,6 +20,7 @@ MIN_STEPS = math.ceil(1 / HOLDOUT_SHARE)
 class DynamicsConfig(SACConfig):
     """The dynamics model of MBPO."""
 
+    # The networks, the elites, the learning rate and the batch size are those of the paper's code.
     num_models: int = 7
     """Networks in the ensemble."""
     num_elites: int = 5

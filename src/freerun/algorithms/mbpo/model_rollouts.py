@@ -74,4 +74,5 @@ class ModelRollouts:
         self._next_obs.copy_(next_obs)
         self._reward.copy_(reward)
         is_bad = ~(reward.isfinite() & next_obs.isfinite().all(dim=1))
+        # A maximum is a logical or of floats: once ended, a rollout stays so.
         self._ended.copy_(torch.maximum(self._ended, torch.maximum(ended.float(), is_bad.float())))

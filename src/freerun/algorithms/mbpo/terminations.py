@@ -43,6 +43,7 @@ def humanoid(next_obs: Tensor) -> Tensor:
 
 def rough_drone(next_obs: Tensor) -> Tensor:
     """The drone is too near to the ground beneath it (the middle of the scan) or above the ceiling."""
+    # `hover` has one clearance, at 13. The other tasks have 5 × 5 from there on, with the middle at 13 + 12.
     clearance = next_obs[:, 13] if next_obs.shape[1] == 14 else next_obs[:, 25]
     return ~((clearance >= 0.1) & (next_obs[:, 12] >= 0.0))
 

@@ -42,7 +42,7 @@ class ActionHead(Protocol):
         ...
 
     def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
-        """The noise for `num_steps` actions."""
+        """The noise for `num_steps` actions. `rng` is the episode's own, so that any worker would draw the same."""
         ...
 
     def decide(self, output: FloatArray, noise: FloatArray | None) -> Decision:
@@ -138,6 +138,7 @@ class InverseCDFCategorical(Categorical):
         self.prepare = self._cdf_arrays
 
     def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
+        # u has 24 random bits: choices with a probability far below 2^-24 may never be drawn.
         return rng.random((num_steps, len(self._parts)), np.float32)
 
     def decide(self, output: FloatArray, noise: FloatArray | None) -> Decision:
@@ -161,6 +162,7 @@ class InverseCDFCategorical(Categorical):
         integer = np.int64
 
         def act_scalar(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
+            # bisect_right counts the CDF values <= u, as `decide` does. The type is that of numpy's argmax.
             return integer(bisect_right(forward(obs, head)[0], noise.item()))
 
         def act_vector(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
@@ -172,8 +174,10 @@ class InverseCDFCategorical(Categorical):
 def _cdf(logits: FloatArray) -> FloatArray:
     """The cumulative probabilities without the last one, which is 1: [..., choices] -> [..., choices - 1]."""
     cdf: FloatArray = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
+    # p_i = exp(x_i - max) / sum_k exp(x_k - max): the division comes after the sums, once for all.
     np.exp(cdf, out=cdf)
     np.add.accumulate(cdf, axis=-1, out=cdf)
+    # A copy, because the division in place also divides its own divisor.
     cdf /= cdf[..., -1:].copy()
     return cdf[..., :-1]
 
@@ -249,6 +253,7 @@ class SquashedGaussian:
 
         def act(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
             forward(obs, head)
+            # Two ufuncs are faster than `np.clip` on small arrays.
             std = np.exp(np.minimum(np.maximum(head[num_actions:], lowest), highest))
             return self._centre + self._half_range * np.tanh(head[:num_actions] + std * noise)
 

@@ -41,6 +41,7 @@ class DeviceActor:
         shapes = {name: array.shape for name, array in arrays.items()}
         self._views: dict[str, Tensor] = named_views(self._weights, shapes)
         for name in self._views.keys() & tensors.keys():
+            # The network reads the flat buffer itself, so `load` is a single copy.
             tensors[name].data = self._views[name]
         low, high = (torch.tensor(limits, device=device) for limits in (spec.low, spec.high))
         self._centre, self._half_range = (high + low) / 2, (high - low) / 2

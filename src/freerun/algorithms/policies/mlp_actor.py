@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -116,9 +116,12 @@ class ActorSpec:
         return arrays
 
 
-def named_views(flat: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+Flat = TypeVar("Flat", FloatArray, "torch.Tensor")
+
+
+def named_views(flat: Flat, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Flat]:
     """Views into a flat array or tensor, one after another, by name."""
-    views = {}
+    views: dict[str, Flat] = {}
     start = 0
     for name, shape in shapes.items():
         end = start + math.prod(shape)
@@ -181,6 +184,7 @@ class MLPActor:
         return actor
 
     def __getstate__(self) -> tuple[Any, ...]:
+        # Views and closures cannot be pickled; `__init__` makes them again.
         return self.spec, self._scalar_actions, self._batch_invariant, self.weights
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -196,6 +200,7 @@ class MLPActor:
         """Bring everything up to date that depends on the weights."""
         self._output_cache.clear()
         for augmented, (weight, bias) in zip(self._augmented, self._layers, strict=True):
+            # Copies, into arrays that stay: `_make_forward_single` has bound their `dot`.
             augmented[:, :-1] = weight
             augmented[:, -1] = bias
         if isinstance(self._head, Gaussian):

@@ -64,6 +64,7 @@ def step_if_finite(optimizer: torch.optim.Adam, gradient: Tensor, num_bad_gradie
     A gradient of zeros would not do, because Adam would still follow its older gradients. The step is skipped on the
     device, so the host waits for nothing: `found_inf` is how torch's own GradScaler tells a fused optimiser to skip.
     """
+    # One number that is not finite makes the sum so too. A sum that overflows counts as bad as well.
     is_bad = ~gradient.sum().isfinite()
     num_bad_gradients += is_bad
     optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
@@ -79,6 +80,7 @@ class StackedMLP(nn.Module):
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
         for num_in, num_out in itertools.pairwise(sizes):
+            # Weights ~ U(-1 / sqrt(inputs), 1 / sqrt(inputs)), as those of torch.nn.Linear; biases 0.
             limit = 1 / math.sqrt(num_in)
             self.weights.append(torch.empty(num_nets, num_in, num_out).uniform_(-limit, limit))
             self.biases.append(torch.zeros(num_nets, 1, num_out))
@@ -86,6 +88,7 @@ class StackedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         last = len(self.weights) - 1
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            # b + x @ W, for all networks at once
             x = torch.baddbmm(bias, x, weight)
             if layer < last:
                 x = self._activation(x)
@@ -144,6 +147,7 @@ def categorical_log_prob(logits: Tensor, categories: Sequence[int], action: Tens
     """The joint log-probability of independent categories; `action` is [N, number of categories]."""
     log_prob = logits.new_zeros(len(logits))
     for column, part in enumerate(torch.split(logits, list(categories), dim=1)):
+        # log pi(a) = sum_k log softmax(x_k)[a_k]
         log_prob = log_prob + part.log_softmax(dim=1).gather(1, action[:, column : column + 1]).squeeze(1)
     return log_prob
 

@@ -61,7 +61,7 @@ class OutputCache:
         self._entries.clear()
 
 
-def _num_bytes(item: Any) -> int:
+def _num_bytes(item: object) -> int:
     """The memory that an object takes, with everything in it if it is a list or a tuple."""
     own = -(-sys.getsizeof(item) // ALIGNMENT) * ALIGNMENT
     return own + sum(_num_bytes(part) for part in item) if isinstance(item, list | tuple) else own

@@ -25,6 +25,7 @@ class RunningMoments:
         """Add these rows, and those that the other learners add in the same call."""
         mean, variance = self.mean, self.variance  # placeholders for a batch without rows, which `_merge` skips
         if len(rows):
+            # In float64: squares of large observations lose their digits in float32.
             variance, mean = (moment.cpu().numpy() for moment in torch.var_mean(rows.double(), dim=0, correction=0))
         # Every learner merges the batches of all in the same order, so that all end with the same bits.
         for moments in (learner_group or SingleLearner()).gather((len(rows), mean, variance)):

@@ -46,6 +46,7 @@ def build(network: str | Network, env: EnvSpec, num_outputs: int) -> ShapedNetwo
     shaped = ShapedNetwork(module, shape)
     try:
         with torch.no_grad():
+            # Two rows, so that a network which ignores the batch dimension is found out.
             output = shaped(torch.zeros(2, math.prod(shape)))
     except (RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"--network fails on observations of shape (2, {str(shape)[1:-1]}): {error}") from None
@@ -62,6 +63,7 @@ class TorchActor:
     def __init__(self, spec: ActorSpec, network: nn.Module, name: str, scalar_actions: bool, batch_invariant: bool):
         """`name` is the user's function as module:callable, for `describe`."""
         self.spec = spec
+        # eval: BatchNorm and dropout must not make an action depend on its batch or on chance.
         self._network = copy.deepcopy(network).cpu().requires_grad_(False).eval()
         self._name = name
         self._scalar_actions = scalar_actions

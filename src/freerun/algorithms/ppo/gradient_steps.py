@@ -70,6 +70,7 @@ class AutogradSteps:
     def descend_loss(self, config: PPOConfig, losses: PPOLosses, share: float = 1.0) -> None:
         gradient = self._weights.grad
         assert gradient is not None
+        # In place and not set to None: the gradients of all layers are views of this buffer.
         gradient.zero_()
         losses.total.backward()  # type: ignore[no-untyped-call]
         average_over_learners_(self._group, gradient, share)

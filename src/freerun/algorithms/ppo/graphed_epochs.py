@@ -55,6 +55,7 @@ class GraphedEpochs:
             self._graphed_step = GraphedStep(self._step_once, self._device, (), self._acceleration)
         buffers = self._buffers
         for buffer, source in zip((*buffers.batch, buffers.minibatches), (*batch, order), strict=True):
+            # At a capture the batch itself has become the buffer.
             if buffer is not source:
                 buffer.copy_(source)
         buffers.cursor.zero_()
@@ -73,6 +74,7 @@ class GraphedEpochs:
         """The captured step: only the device knows which minibatch it is."""
         assert self._buffers is not None
         batch, minibatches, cursor, sums = self._buffers
+        # A tensor as index keeps the choice on the device; an int would be fixed at the capture.
         rows = minibatches.index_select(0, cursor).squeeze(0)
         losses = self._fused_losses(rows, *batch)
         self._take_step(losses)

@@ -32,6 +32,7 @@ def ppo_losses(
 ) -> PPOLosses:
     """Where other learners have some of the minibatch's rows, `advantage_of_all` holds the advantages of all rows."""
     head = net.actor(minibatch.obs)
+    # log ratio = log pi(a | s) - log pi_proximal(a | s)
     log_ratio = net.log_prob(head, minibatch.action) - minibatch.proximal_log_prob
 
     # Advantage normalisation: (A - mean(A)) / (std(A) + eps), over the whole minibatch
@@ -43,7 +44,9 @@ def ppo_losses(
     # Decoupled objective (Hilton et al. 2022): L = -mean(w * clipped(ratio, A)), where w = pi_proximal / pi_behaviour
     objective = clipped_objective(log_ratio.exp(), advantage, config.clip_range)
     policy_loss = -mean_or_zero(minibatch.importance_weight * objective)
+    # Value loss: mean((V(s_t) - target_t)^2)
     value_loss = mean_or_zero((net.value(minibatch.obs) - minibatch.value_target).square())
+    # L = L_policy + c_value * L_value - c_entropy * mean(H(pi(. | s)))
     total = policy_loss + config.value_coef * value_loss
     if config.entropy_coef:
         total = total - config.entropy_coef * mean_or_zero(net.entropy(head))
@@ -59,6 +62,7 @@ def policy_change(log_ratio: Tensor, clip_range: float) -> Tensor:
     """How far the policy has moved from the proximal one: the approximate KL divergence and the clipped fraction."""
     if not len(log_ratio):
         return torch.zeros(2, device=log_ratio.device)
+    # The share of rows where |ratio - 1| > eps, so that the clipped term may hold the policy back.
     clip_fraction = ((log_ratio.exp() - 1).abs() > clip_range).float().mean()
     return torch.stack([approx_kl(log_ratio), clip_fraction])
 

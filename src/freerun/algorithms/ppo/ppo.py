@@ -22,13 +22,19 @@ from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
 from freerun.algorithms.policies.running_moments import RunningMoments
 from freerun.algorithms.policies.torch_actor import TorchActor, build
-from freerun.algorithms.ppo.flat_batch import empty_segment, flatten_segments
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
 from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs
 from freerun.algorithms.ppo.objective import PPOLosses, policy_change, ppo_losses
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.reward_scale import RewardScale
-from freerun.algorithms.ppo.training_batch import TensorGrid, TrainingBatch, prepare_flat_batch, prepare_grid
+from freerun.algorithms.ppo.training_batch import (
+    TensorGrid,
+    TrainingBatch,
+    empty_segment,
+    flatten_segments,
+    prepare_flat_batch,
+    prepare_grid,
+)
 from freerun.core import (
     Acceleration,
     AlgorithmTraits,
@@ -110,6 +116,8 @@ class PPO:
             raise UserError("several learners cannot record their gradient steps: give --acceleration none")
         # A captured gradient step must find the learning rate on the device, or it would never see another one.
         learning_rate = torch.tensor(config.learning_rate, device=self._device) if is_captured else config.learning_rate
+        # eps is 1e-5 and not torch's 1e-8, as in OpenAI's baselines. A fused Adam can skip a step on the device
+        # (`step_if_finite`).
         self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=is_captured)
         self._num_bad_gradients = torch.zeros(1, device=self._device)
         parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients)
@@ -135,6 +143,7 @@ class PPO:
         hidden_sizes = config.hidden_sizes if network is None else ()
         spec = ActorSpec.of(env, hidden_sizes, config.activation, config.normalize_obs)
         scalar_actions = isinstance(env.action_space, spaces.Discrete)
+        # The seed of the networks must not reseed others that draw from torch's global generator.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             net = ActorCritic(spec, functools.partial(build, network, env) if network else None)
@@ -165,6 +174,7 @@ class PPO:
         self._segments.extend(segments)
         index = self._learner_group.index
         mine = [SegmentSize(first_episode(segment), index, segment.num_steps) for segment in segments]
+        # Every learner gathers the same list, so all demand the same and update together.
         self._sizes.extend(size for sizes in self._learner_group.gather(mine) for size in sizes)
 
     # ------------------------------------------------------------------------------------------ the update
@@ -173,6 +183,7 @@ class PPO:
         segments, joined = self._segments, JoinedRows(self._learner_group, self._sizes, self._device)
         self._segments, self._sizes = [], []
         if self.config.anneal_learning_rate:
+            # Linear annealing: lr = lr_0 * (1 - progress), where progress rises from 0 to 1 over the run.
             self._set_learning_rate(self.config.learning_rate * (1 - progress))
 
         # Values, advantages and value targets with the weights of now.
@@ -198,6 +209,7 @@ class PPO:
         """The observations before normalisation, the training batch, and the values before the update."""
         tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
         if tensors and not self.config.normalize_reward:
+            # A grid needs no data on the host, so that its computation can be captured too. Reward scaling cannot.
             grid = TensorGrid.of(tensors, self._device, version)
             *columns, value = self._graphed_preparation(*grid)
             return grid.obs.flatten(0, 1).flatten(1), TrainingBatch(*columns), value
@@ -227,6 +239,7 @@ class PPO:
             num_rows += len(rows_of_all)
             log_ratio = steps.compute(rows, None if share == 1 else advantage_of_all[rows_of_all])
             log_ratios.append(log_ratio)
+            # Measured before the step: the minibatch that shows too large a change must not move the policy further.
             if target_kl is not None and self._policy_change(log_ratio, share)[0] > MAX_KL_FACTOR * target_kl:
                 break
             steps.descend(share)
@@ -243,6 +256,7 @@ class PPO:
         return self._acceleration != "none" and has_even_minibatches and self.config.target_kl is None
 
     def _num_minibatches(self, num_rows: int) -> int:
+        # Rounded: 100 rows in minibatches of 64 become two of 50, not one of 64 and a rest of 36.
         return max(1, round(num_rows / self.config.minibatch_size))
 
     def _minibatches(self, num_rows: int) -> Iterator[Tensor]:

@@ -17,6 +17,7 @@ class PPOConfig:
     """Whole episodes that each update learns from."""
     steps_per_update: Common[int | None] = None
     """Steps that each update learns from, rounded up to whole episodes (2048 if neither is given)."""
+    # The defaults from here to max_grad_norm are those of Stable-Baselines3, so that runs can be compared.
     learning_rate: Common[float] = 3e-4
     """Adam's step size."""
     anneal_learning_rate: bool = False

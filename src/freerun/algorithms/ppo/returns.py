@@ -72,9 +72,11 @@ def running_return(reward: Tensor, ended: Tensor, gamma: float) -> tuple[Tensor,
     factor = gamma * ~ended.roll(1, dims=0)
     factor[:1] = gamma
     returns, weights = torch.empty_like(reward), torch.empty_like(reward)
+    # Zeros [B]; a slice and not reward[0], because a learner may have no rows.
     running = torch.zeros_like(reward[:1].sum(dim=0))
     weight = torch.ones_like(running)
     for step in range(len(reward)):
+        # weight_t is gamma^(t + 1) until the first episode has ended, and 0 from then on.
         running, weight = reward[step] + factor[step] * running, factor[step] * weight
         returns[step], weights[step] = running, weight
     return returns, weights

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT
 from freerun.algorithms.policies.running_moments import RunningMoments
-from freerun.algorithms.ppo.flat_batch import FlatBatch
 from freerun.algorithms.ppo.returns import running_return
+from freerun.algorithms.ppo.training_batch import FlatBatch
 from freerun.core import AnySegment, LearnerGroup, Segment, TensorSegment
 
 MAX_OPEN_EPISODES = 100_000
@@ -59,8 +59,10 @@ class RewardScale:
 
     def _continue_episodes(self, segment: Segment, returns: Tensor, weights: Tensor) -> None:
         """Add to a segment's returns, in place, what its episodes had collected before it; remember the open ones."""
+        # Popped, and inserted again if still open: so the dict is ordered by when an episode was last continued.
         before = [self._episode_returns.pop(episode, 0.0) for episode in segment.episode[0].tolist()]
         if any(before):
+            # R_t + weight_t * (the return before the segment), as `running_return` says
             returns += weights * torch.tensor(before, dtype=returns.dtype, device=returns.device)
         ended, now = segment.ended[-1].tolist(), returns[-1].tolist()
         for episode, has_ended, value in zip(segment.episode[-1].tolist(), ended, now, strict=True):

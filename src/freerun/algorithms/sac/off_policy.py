@@ -38,10 +38,10 @@ class UpdateBudget:
         self.done += units
         return units
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, float]:
         return {"due": self._due, "done": self.done}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         self._due, self.done = float(state["due"]), int(state["done"])
 
 
@@ -89,7 +89,7 @@ class OffPolicy:
         if count > batch_size:
             raise UserError(f"{count} learners need batches of at least as many steps: raise {flag}")
 
-    def reconfigure(self, config: Any) -> None:
+    def reconfigure(self, config: SACConfig) -> None:
         self.config = config
         self._agent_budget.per_step = config.updates_per_step
 
@@ -97,6 +97,7 @@ class OffPolicy:
 
     def demand(self) -> Demand:
         per_update = self.config.num_steps_per_update
+        # Both must be met: enough new steps for this update, and enough in the buffer to begin at all.
         missing = max(per_update - self._num_new_steps, self.config.learning_starts - self.real_buffer.size)
         return Demand(steps=max(0, missing), whole_episodes=self._whole_episodes, next_steps=per_update)
 
@@ -134,6 +135,7 @@ class OffPolicy:
         num_steps = segment.num_steps
         names = ("obs", "action", "reward", "next_obs", "terminated")
         obs, action, reward, next_obs, terminated = (self._tensor(getattr(segment, name)).float() for name in names)
+        # a_scaled = (a - centre) / half_range; rounding may push it past 1
         scaled = ((action.reshape(num_steps, -1) - self._centre) / self._half_range).clamp(-1.0, 1.0)
         return StepBatch(
             obs.reshape(num_steps, -1),

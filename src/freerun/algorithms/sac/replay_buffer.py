@@ -102,6 +102,7 @@ class ReplayBuffer:
     def add(self, steps: StepBatch, versions: Tensor) -> None:
         """Append steps; `versions` are those of the weights that chose the actions, or of the model that made them."""
         columns = [part.reshape(len(versions), size) for part, size in zip(steps, self._column_sizes, strict=True)]
+        # Of more steps than fit only the newest are stored, and only they count in `total`.
         rows = torch.cat(columns, dim=1)[-self.capacity :]
         versions = versions[-self.capacity :]
         index = (torch.arange(len(rows), device=rows.device) + self.total) % self.capacity
@@ -132,7 +133,9 @@ class ReplayBuffer:
             index, weight = self._sample_by_priority(uniform)
         else:
             if self._config.replay == "recency":
+                # age / n = u^k, so P(age / n <= x) = x^(1/k): with k = 2, half are from the newest quarter.
                 uniform = uniform**self._config.recency_exponent
+            # Rounding may give an age of n, which no row has. A row before the first one is at the end of the ring.
             age = (uniform * self._num_drawable).long()
             index = (self._newest_row - torch.minimum(age, self._num_drawable.long() - 1)) % self.capacity
             weight = torch.ones_like(uniform)
@@ -155,6 +158,7 @@ class ReplayBuffer:
         """Raise beta linearly to 1 over the run: early on, values change too fast for the bias to matter."""
         if self._config.replay == "prioritised":
             start = self._config.priority_correction
+            # beta = beta_0 + (1 - beta_0) * progress
             self.beta.fill_(start + (1 - start) * progress)
 
     def update_priorities(self, rows: Tensor, td_error: Tensor) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 from gymnasium import spaces
 
 from freerun.algorithms.sac.off_policy import OffPolicy
 from freerun.algorithms.sac.sac_config import SACConfig
-from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics
+from freerun.core import AlgorithmTraits, Metrics
 from freerun.cuda_graphs import GraphedStep
 
 
@@ -25,20 +25,13 @@ class SAC(OffPolicy):
         update_ratio_setting="updates_per_step",
     )
 
-    def __init__(
-        self,
-        env: EnvSpec,
-        config: SACConfig,
-        seed: int,
-        device: str,
-        deterministic: bool,
-        learner_group: LearnerGroup | None = None,
-    ):
-        super().__init__(env, config, seed, device, deterministic, learner_group)
+    @functools.cached_property
+    def take_gradient_steps(self) -> GraphedStep:
+        """Call it with the number of gradient steps to take. On a GPU they are replays of one captured graph."""
         generators = (self.agent.generator, self.real_buffer.generator)
-        self.take_gradient_steps = GraphedStep(self._gradient_step, self.device, generators, self._acceleration)
+        return GraphedStep(self._gradient_step, self.device, generators, self._acceleration)
 
-    def reconfigure(self, config: Any) -> None:
+    def reconfigure(self, config: SACConfig) -> None:
         super().reconfigure(config)
         self.take_gradient_steps.forget()  # a captured step would keep its batch size
 

@@ -22,6 +22,7 @@ class SACConfig(ReplayConfig):
     learning_starts: Common[int] = 1000
     """Steps collected before the first gradient step, at most --buffer-size; the untrained policy's actions are spread
     over their range."""
+    # This, the learning rate, gamma, tau and the networks are those of Haarnoja et al. 2018b (appendix D).
     batch_size: Common[int] = 256
     """Steps in a gradient step."""
     learning_rate: Common[float] = 3e-4

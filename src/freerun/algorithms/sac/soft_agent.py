@@ -45,6 +45,7 @@ class SoftPolicy(nn.Module):
 def critic_values(critics: StackedMLP, obs: Tensor, action: Tensor) -> Tensor:
     """Q(s, a) of both critics, [2, B]."""
     x = torch.cat([obs, action], dim=1)
+    # expand makes a view: both critics read the same memory.
     values: Tensor = critics(x.expand(2, *x.shape)).squeeze(-1)
     return values
 
@@ -80,6 +81,7 @@ class SoftAgent:
         self._actor_weights = flatten_parameters(self.soft_policy)
         self._critic_weights = flatten_parameters(self.critics)
         self._target_weights = flatten_parameters(self.target_critics).requires_grad_(False)
+        # capturable keeps Adam's step counter on the device, where a captured graph can advance it.
         self._actor_optimizer, self._critic_optimizer = (
             torch.optim.Adam([weights], config.learning_rate, fused=True, capturable=device.type == "cuda")
             for weights in (self._actor_weights, self._critic_weights)
@@ -104,6 +106,7 @@ class SoftAgent:
     def learn(self, sample: ReplaySample) -> Tensor:
         """Take one gradient step of critics, policy and temperature; returns the TD errors of the sample."""
         num_rows = len(sample.steps.reward)
+        # For the whole batch, also where this learner computes a share of it: the generators of all stay in step.
         noise = torch.randn((2 * num_rows, self._num_actions), generator=self.generator, device=self._device)
         if self._learner_group.count > 1:
             sample, noise = self._share_of(sample, noise)
@@ -161,9 +164,11 @@ class SoftAgent:
         """The policy's loss, the gradient of the temperature's loss, and the metrics."""
         # J_pi = mean(alpha * log pi(a | s) - min_k Q_k(s, a))
         temperature = self.soft_policy.log_temperature.detach().exp()
+        # The smaller of both critics, against overestimation (Fujimoto et al. 2018, TD3)
         value = critic_values(self.critics, obs, action).amin(dim=0)
         loss = (temperature * log_prob - value).mean()
         # J(log alpha) = log alpha * (H - H_target), which is linear: its gradient is H - H_target
+        # Descending it, alpha rises while the policy's entropy is below the target. H = -mean(log pi(a | s))
         entropy = -log_prob.detach().mean()
         temperature_gradient = entropy - self._target_entropy
         measured = (critic_loss, loss.detach(), value.detach().mean(), entropy, temperature, torch.ones_like(entropy))

@@ -51,7 +51,6 @@ class AsyncCollector:
         scheduler: Scheduler,
         units: Units,
         place: WorkerPlace,
-        tolerant: bool = False,
     ):
         self._options = options
         self._max_workers = settings.max_workers
@@ -59,7 +58,9 @@ class AsyncCollector:
         self._scheduler = scheduler
         self._units = units
         self._place = place
-        self.fleet = WorkerFleet(settings, scheduler, units, place, tolerant)
+        self.fleet = WorkerFleet(settings, scheduler, units, place)
+        self._own_tunables: list[Tunable] = []  # what a mode lets --adapt change besides the number of workers
+        # The interval belongs to the whole process, which may go on without us: `close` sets the old one again.
         self._switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
@@ -79,6 +80,7 @@ class AsyncCollector:
     def counts(self) -> Counts:
         with self.fleet.changed:
             counts = self._scheduler.counts()
+        # Heartbeats need no lock, and summing up those of a hundred workers would hold up the fleet's thread.
         return replace(counts, step_calls=self._place.num_step_calls())
 
     def publish(self, weights: FloatArray, version: int) -> None:
@@ -113,11 +115,15 @@ class AsyncCollector:
     # ------------------------------------------------------------------------------------------ what --adapt may change
 
     def tunables(self) -> list[Tunable]:
-        """The number of workers. They are started, or let go when they have nothing left to do: nothing is lost."""
+        """The number of workers, and what the mode adds.
+
+        Workers are started, or let go when they have nothing left to do: nothing is lost.
+        """
         if self._max_workers == 1:
-            return []
+            return self._own_tunables
         read, apply = lambda: self.num_workers, lambda value: self.fleet.resize(int(value))
-        return [Tunable("num_workers", read, apply, 1.0, self._max_workers, is_settled=self.fleet.is_complete)]
+        workers = Tunable("num_workers", read, apply, 1.0, self._max_workers, is_settled=self.fleet.is_complete)
+        return [workers, *self._own_tunables]
 
     def _queue_tunable(self, queue: BoundedScheduler) -> Tunable:
         def apply(value: float) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.scheduling.segment_rounds import SegmentRounds, refuse_episodes
-from freerun.collecting.scheduling.units import SegmentUnits
+from freerun.collecting.scheduling.units import SKIP_EPISODES, SegmentUnits
 from freerun.collecting.workers.slot_workers import SegmentSlotProcesses
 from freerun.core import (
     CollectorSettings,
@@ -20,7 +20,6 @@ from freerun.core import (
     Predictor,
     ProbeModel,
     TensorVariant,
-    Tunable,
     UserError,
     require_positive,
 )
@@ -77,18 +76,10 @@ class Batch(AsyncCollector):
                 f"--mode batch has one collector, not {settings.num_workers} workers: leave --num-workers out, "
                 "or choose --mode continuous --num-collectors"
             )
-        if settings.deterministic:
-            raise UserError(
-                "--deterministic compares whole episodes, which --mode batch hands over in pieces: "
-                "choose --mode freerun (or any other that hands over whole episodes)"
-            )
         rounds = SegmentRounds(1, settings.max_lag, config.unit_steps, config.max_queue_size, settings.start)
-        units = SegmentUnits(rounds.accounting, tolerant=True)
+        units = SegmentUnits(rounds.accounting, SKIP_EPISODES)
         steps_per_env = config.num_steps_per_env
         place = SegmentSlotProcesses(factory, policy, settings, config.num_envs, steps_per_env, rounds.accounting)
-        super().__init__(settings, config, rounds, units, place, tolerant=True)
+        super().__init__(settings, config, rounds, units, place)
         segments = self._segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * config.num_envs))
         self._own_tunables = [self._queue_tunable(rounds), segments]
-
-    def tunables(self) -> list[Tunable]:
-        return [] if self._bounds is None else super().tunables() + self._own_tunables

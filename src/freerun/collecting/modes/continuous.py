@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +12,7 @@ from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.modes.thread_trial import speed_up_by_threads
 from freerun.collecting.scheduling.dropping_queue import DroppingQueue
 from freerun.collecting.scheduling.segment_rounds import refuse_episodes
-from freerun.collecting.scheduling.units import SegmentUnits
+from freerun.collecting.scheduling.units import SKIP_EPISODES, SegmentUnits
 from freerun.collecting.workers.slot_workers import SegmentSlotProcesses
 from freerun.collecting.workers.thread_workers import WorkerThreads
 from freerun.core import (
@@ -28,7 +29,6 @@ from freerun.core import (
     ProbeModel,
     Segment,
     TensorVariant,
-    Tunable,
     UserError,
     WorkerLocation,
     require_positive,
@@ -74,7 +74,7 @@ class ContinuousConfig(ModeOptions):
 
     @property
     def num_steps_per_env(self) -> int:
-        return -(-self.collection_batch_size // self.envs_per_collector)
+        return math.ceil(self.collection_batch_size / self.envs_per_collector)
 
     @property
     def unit_steps(self) -> int:
@@ -127,12 +127,9 @@ class Continuous(AsyncCollector):
         place_type = SegmentSlotProcesses if self.kind == "process" else WorkerThreads
         size = (config.envs_per_collector, config.num_steps_per_env)
         place = place_type(factory, policy, settings, *size, queue.accounting)
-        units = SegmentUnits(queue.accounting, tolerant=True)
-        super().__init__(settings, config, queue, units, place, tolerant=True)
+        units = SegmentUnits(queue.accounting, SKIP_EPISODES)
+        super().__init__(settings, config, queue, units, place)
         self._own_tunables = [self._queue_tunable(queue), self._segment_tunable(place)]
-
-    def tunables(self) -> list[Tunable]:
-        return [] if self._bounds is None else super().tunables() + self._own_tunables
 
     def prefer(self, importance: Callable[[Segment], float]) -> None:
         """Keep the most important segments. The function is called in the fleet's thread."""
@@ -145,20 +142,10 @@ def _check(settings: CollectorSettings, config: ContinuousConfig) -> None:
             f"--num-envs {config.num_envs} cannot be shared out evenly among {config.num_workers} collectors: "
             "make it a multiple of --num-collectors"
         )
-    if settings.deterministic:
-        raise UserError(
-            "--mode continuous cannot be --deterministic, for what it collects depends on the clock: "
-            "choose --mode freerun (or any other that hands over whole episodes)"
-        )
     if settings.num_workers != config.num_workers:
         raise UserError(
             f"--mode continuous has --num-collectors ({config.num_workers}), not --num-workers: "
             "give the number of collectors there"
-        )
-    if settings.max_lag is not None:
-        raise UserError(
-            "--mode continuous never waits, so it cannot keep to a --max-lag: "
-            "leave it out, or choose --mode batch or freerun, which honour it"
         )
 
 

@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass
 
 from freerun.collecting.modes.async_collector import AsyncCollector
-from freerun.collecting.scheduling.rounds import Rounds
-from freerun.collecting.scheduling.segment_rounds import SegmentRounds
+from freerun.collecting.scheduling.segment_rounds import SegmentRounds, refuse_deterministic
 from freerun.collecting.scheduling.units import EpisodeUnits, SegmentUnits
 from freerun.collecting.workers.slot_workers import SegmentSlotProcesses, SlotProcesses
 from freerun.core import (
@@ -73,10 +72,9 @@ class Freerun(AsyncCollector):
         num_envs = max_envs = config.envs_per_worker
         if settings.tuning_bounds is not None:
             max_envs = max(num_envs, settings.tuning_bounds.max_envs_per_worker)
-        rounds = Rounds.of_episodes(settings, settings.num_workers * num_envs)
-        units = EpisodeUnits(rounds, settings.num_workers, num_envs)
+        units = EpisodeUnits(settings, num_envs)
         place = SlotProcesses.for_episodes(factory, policy, settings, num_envs, max_envs, config.pin_workers)
-        super().__init__(settings, config, rounds, units, place)
+        super().__init__(settings, config, units.rounds, units, place)
 
         def set_envs_per_worker(value: float) -> None:
             """Workers with another number of environments replace those that have nothing left to do."""
@@ -84,7 +82,6 @@ class Freerun(AsyncCollector):
                 units.envs_per_worker = place.envs_per_worker = int(value)
             self.fleet.wake()
 
-        self._own_tunables = []
         if max_envs > 1:
             read, is_settled = lambda: units.envs_per_worker, self.fleet.is_complete
             envs = Tunable("envs_per_worker", read, set_envs_per_worker, 1.0, max_envs, is_settled=is_settled)
@@ -98,10 +95,7 @@ class Freerun(AsyncCollector):
         config: FreerunConfig,
         segment_steps: int,
     ) -> None:
-        if settings.deterministic:
-            raise UserError(
-                "--deterministic compares whole episodes, which segments cut into pieces: leave --segment-steps out"
-            )
+        refuse_deterministic(settings)
         num_envs = config.envs_per_worker
         rounds = SegmentRounds(
             settings.max_workers,
@@ -114,6 +108,3 @@ class Freerun(AsyncCollector):
         place = SegmentSlotProcesses(factory, policy, settings, num_envs, segment_steps, accounting, config.pin_workers)
         super().__init__(settings, config, rounds, SegmentUnits(accounting), place)
         self._own_tunables = [self._segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * num_envs))]
-
-    def tunables(self) -> list[Tunable]:
-        return [] if self._bounds is None else super().tunables() + self._own_tunables

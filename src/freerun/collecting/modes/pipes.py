@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from freerun.collecting.modes.async_collector import AsyncCollector
-from freerun.collecting.scheduling.rounds import Rounds
 from freerun.collecting.scheduling.units import EpisodeUnits
 from freerun.collecting.workers.process_workers import PipeProcesses
 from freerun.collecting.workers.worker import WorkerSetup
@@ -21,7 +20,6 @@ class Pipes(AsyncCollector):
     )
 
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
-        rounds = Rounds.of_episodes(settings, settings.num_workers)
-        units = EpisodeUnits(rounds, settings.num_workers)
         place = PipeProcesses(WorkerSetup.pack(factory, policy, settings))
-        super().__init__(settings, ModeOptions(), rounds, units, place)
+        units = EpisodeUnits(settings)
+        super().__init__(settings, ModeOptions(), units.rounds, units, place)

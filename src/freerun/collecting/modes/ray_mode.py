@@ -7,9 +7,8 @@ import math
 from typing import TYPE_CHECKING
 
 from freerun.collecting.modes.async_collector import AsyncCollector
-from freerun.collecting.ray.ray_config import RayConfig, require_ray
-from freerun.collecting.scheduling.rounds import Rounds
-from freerun.collecting.scheduling.segment_rounds import SegmentRounds
+from freerun.collecting.ray.ray_config import RayConfig
+from freerun.collecting.scheduling.segment_rounds import SegmentRounds, refuse_deterministic
 from freerun.collecting.scheduling.units import SHORT_UNIT_SECONDS, EpisodeUnits, SegmentUnits
 from freerun.core import (
     CollectorSettings,
@@ -21,14 +20,13 @@ from freerun.core import (
     Predictor,
     ProbeModel,
     RequiredPackage,
-    UserError,
     WorkerLocation,
 )
 
 if TYPE_CHECKING:
     from freerun.collecting.ray.ray_workers import RayWorkers
 
-RAY = RequiredPackage("ray", "Ray", "ray")
+RAY = RequiredPackage("ray", "Ray", "ray", also=("grpc",))
 logger = logging.getLogger("freerun")
 
 MAX_UNITS_AHEAD = 64
@@ -43,6 +41,7 @@ def ray_units_ahead(unit_seconds: float, num_envs: int) -> int:
     """
     if num_envs == 1 and unit_seconds >= SHORT_UNIT_SECONDS:
         return 0
+    # The actor finishes num_envs / unit_seconds episodes a second; 1e-6 stands for those that take no time at all.
     ahead = math.ceil(num_envs * SHORT_UNIT_SECONDS / max(unit_seconds, 1e-6))
     return min(MAX_UNITS_AHEAD, max(ahead, num_envs // 2))
 
@@ -71,20 +70,17 @@ class RayActors(AsyncCollector):
     )
 
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: RayConfig):
-        if config.segment_steps is not None and settings.deterministic:
-            raise UserError(
-                "--deterministic compares whole episodes, which segments cut into pieces: leave --segment-steps out"
-            )
-        require_ray()
+        if config.segment_steps is not None:
+            refuse_deterministic(settings)
+        RAY.require("--mode ray")
         from freerun.collecting.ray.ray_workers import RaySegmentWorkers, RayWorkers
 
         num_workers, num_envs = settings.num_workers, config.envs_per_worker
         self.workers: RayWorkers
         if config.segment_steps is None:
-            rounds = Rounds.of_episodes(settings, num_workers * num_envs)
             self.workers = RayWorkers(factory, policy, settings, config)
-            episodes = EpisodeUnits(rounds, num_workers, num_envs, ray_units_ahead)
-            super().__init__(settings, config, rounds, episodes, self.workers)
+            episodes = EpisodeUnits(settings, num_envs, ray_units_ahead)
+            super().__init__(settings, config, episodes.rounds, episodes, self.workers)
         else:
             unit_steps = config.segment_steps * num_envs
             segment_rounds = SegmentRounds(num_workers, settings.max_lag, unit_steps, start=settings.start)

@@ -91,7 +91,7 @@ def _step_in_thread(factory: EnvFactory, is_first: bool, start: _SharedStart) ->
     return alone, together
 
 
-def steps_per_second(env: gymnasium.Env[Any, Any], action: Any, started: float) -> float:
+def steps_per_second(env: gymnasium.Env[Any, Any], action: object, started: float) -> float:
     """Step an environment until a trial's time is over; return the steps per second since it started."""
     for num_steps in itertools.count(1):
         _, _, terminated, truncated, _ = env.step(action)

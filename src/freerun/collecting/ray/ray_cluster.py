@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import ray
@@ -87,7 +86,7 @@ def connect(config: RayConfig, num_workers: int) -> ClusterConnection:
     return connection
 
 
-def _start_private(num_workers: int, cpus_per_worker: float, runtime_env: dict[str, Any]) -> Janitor:
+def _start_private(num_workers: int, cpus_per_worker: float, runtime_env: dict[str, object]) -> Janitor:
     """Start a Ray for this process alone: no dashboard, on 127.0.0.1, with a token that only its processes know."""
     num_cpus = max(os.cpu_count() or 1, num_workers, math.ceil(num_workers * cpus_per_worker))
     # More workers than cores are intended, and Ray would warn about them.
@@ -158,7 +157,7 @@ def shortened(error: Exception) -> str:
 # ---------------------------------------------------------------------------------------------- a cluster of others
 
 
-def _reach(address: str, runtime_env: dict[str, Any]) -> None:
+def _reach(address: str, runtime_env: dict[str, object]) -> None:
     if not address.startswith("ray://"):
         try:
             address = services.canonicalize_bootstrap_address(address)  # what `auto` finds; not 127.0.0.1
@@ -216,6 +215,7 @@ def _check_room(num_workers: int, cpus_per_worker: float) -> None:
     while True:
         sizes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
         free = ray.available_resources().get("CPU", 0.0)
+        # A node runs whole workers only. 1e-6 makes up for rounding: 0.3 / 0.1 is a little less than 3.
         fitting = min(sum(int(size / cpus_per_worker) for size in sizes), int(free / cpus_per_worker + 1e-6))
         if fitting >= num_workers:
             return
@@ -231,7 +231,7 @@ def _check_room(num_workers: int, cpus_per_worker: float) -> None:
     )
 
 
-def _runtime_env(path: str | None) -> dict[str, Any]:
+def _runtime_env(path: str | None) -> dict[str, object]:
     """Read --ray-runtime-env: a folder becomes the working directory, a file holds Ray's own runtime_env as JSON."""
     if path is None:
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import dataclass
 
@@ -56,9 +55,3 @@ class RayConfig(ModeOptions):
     def check(self, demand: Demand) -> None:
         """Raise if an algorithm that demands this cannot be served."""
         self._task.check(demand)
-
-
-def require_ray() -> None:
-    """Raise one sentence that says what to install, if Ray or the grpc of its client is missing."""
-    if any(importlib.util.find_spec(module) is None for module in ("ray", "grpc")):
-        raise UserError("--mode ray needs Ray: pip install 'freerun[ray]'")

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import time
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -49,7 +48,7 @@ class ActorSpares:
             return actor
         return self._create(self._cpus, node)
 
-    def tend(self) -> None:
+    def refill(self) -> None:
         """Make a spare actor if one is missing. This is called while all workers are ready."""
         if self._starting is not None:
             self._check_starting()
@@ -90,7 +89,7 @@ class ActorSpares:
                 ray.kill(actor)
 
     def _create(self, cpus: float, node: str | None = None) -> ActorHandle:
-        where: Any = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
+        where: object = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
         # Up to one CPU, Ray itself gives numpy one thread.
         runtime_env = {"env_vars": processes.ONE_THREAD} if self._cpus > 1 else None
         actor = ray.remote(FreerunActor).options(

@@ -56,7 +56,7 @@ logger = logging.getLogger("freerun")
 WAIT_SECONDS = 0.01
 """`ray.wait` cannot be woken up, so what the learner allows to start is granted this much later at most."""
 CLOSE_SECONDS = 1.0
-WORD_SECONDS = 60.0
+WARNING_SECONDS = 60.0
 """After this time without any worker, the user is told."""
 
 
@@ -72,7 +72,7 @@ class RayWorkers(WorkerPlace):
         """What actors have spent on taking weights, all together."""
         self.publish_seconds = 0.0
         self.hung: deque[WorkerLost] = deque()
-        """Workers that the hang detector has ended. Its thread appends, the fleet's thread takes."""
+        """Workers that the hang detector has ended. Its thread appends, the fleet's thread takes: both are atomic."""
         self.look_seconds = heartbeat_seconds(settings.step_timeout)
         self._num_workers = settings.num_workers
         self._tracks = settings.tracks
@@ -82,7 +82,7 @@ class RayWorkers(WorkerPlace):
         self._calls: dict[ray.ObjectRef, RayWorkerHandle] = {}
         self._destinations: dict[int, str] = {}  # by worker: the node that its successor is to start on
         self._waits = ReplacementWaits()
-        self._next_word = math.inf
+        self._next_warning = math.inf
         self._memory = OutOfMemoryKills()
         self._woken = threading.Event()
         self._spares: ActorSpares | None = None
@@ -151,6 +151,7 @@ class RayWorkers(WorkerPlace):
 
     def wait(self, seconds: float | None) -> list[Report]:
         reports: list[Report] = []
+        # These first: `_lose` forgets the calls of a hung actor, so what it may still return is ignored below.
         while self.hung:
             lost = self.hung.popleft()
             if lost.worker in self._handles:
@@ -158,7 +159,7 @@ class RayWorkers(WorkerPlace):
         for reference in self._arrived(seconds):
             if reference in self._calls:  # not of an actor that was given up a moment ago
                 reports += self._receive(reference)
-        self._tend()
+        self._maintain()
         return reports
 
     def _arrived(self, seconds: float | None) -> list[ray.ObjectRef]:
@@ -170,7 +171,7 @@ class RayWorkers(WorkerPlace):
             return []
         ready: list[ray.ObjectRef]
         ready, others = ray.wait(list(self._calls), num_returns=1, timeout=timeout)
-        if ready and others:
+        if ready and others:  # others that have arrived meanwhile are served in the same turn, without waiting
             ready += ray.wait(others, num_returns=len(others), timeout=0)[0]
         return ready
 
@@ -230,21 +231,22 @@ class RayWorkers(WorkerPlace):
         with contextlib.suppress(RayError):
             ray.kill(handle.actor)
 
-    # ------------------------------------------------------------------------------------------ nodes, spares, words
+    # ------------------------------------------------------------------------------------------ nodes, spares, warnings
 
     def _num_ready(self) -> int:
         return sum(handle.started is not None for handle in self._handles)
 
-    def _tend(self) -> None:
+    def _maintain(self) -> None:
+        """Do what is due besides serving replies: new nodes, spare actors, stuck starts, and warnings."""
         assert self._spares is not None
         self._memory.refresh()
         if self._num_ready() == self._num_workers:
             self._balance_nodes()
-            self._spares.tend()
+            self._spares.refill()
         if self._spares.is_late():
             self.end_stopped_starts()
-        self._say_if_nobody_works()
-        self._waits.say(self._awaited)
+        self._warn_if_nobody_works()
+        self._waits.warn(self._awaited)
 
     def _balance_nodes(self) -> None:
         """Give a node that has joined its share of the workers. Ray itself places those that had found no room."""
@@ -267,12 +269,12 @@ class RayWorkers(WorkerPlace):
         if self._connection.is_private:
             end_stopped({handle.started.pid for handle in list(self._handles) if handle.started})
 
-    def _say_if_nobody_works(self) -> None:
+    def _warn_if_nobody_works(self) -> None:
         now = time.monotonic()
         if self._num_ready():
-            self._next_word = now + WORD_SECONDS
-        elif now >= self._next_word:
-            self._next_word = now + WORD_SECONDS
+            self._next_warning = now + WARNING_SECONDS
+        elif now >= self._next_warning:
+            self._next_warning = now + WARNING_SECONDS
             logger.warning("no worker is left: the run waits for room in the cluster")
 
     def _awaited(self, index: int) -> str:

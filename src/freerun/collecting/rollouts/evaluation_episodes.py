@@ -53,6 +53,7 @@ class PeriodicEvaluation:
         self._seed = HeldOutSeed(seed, Purpose.VALIDATION)
         self._every_steps = every_steps
         self._num_episodes = num_episodes
+        # The next multiple of `every_steps`, so that a run that was resumed evaluates at the same steps.
         self._next_step = first_step - first_step % every_steps + every_steps
         self._metrics: Metrics = {}
 

@@ -162,6 +162,7 @@ class Rollout:
             seeds: list[int | None] = [None] * self.num_envs
             for column, number in numbers.items():
                 seeds[column] = episode_seed(self._run_seed, number)
+                # Before the reset, so that a reset that hangs or kills the process is blamed on this episode.
                 self.heartbeat.begin_episode(number)
             self.heartbeat.beat()
             obs = self._env.reset(seeds)

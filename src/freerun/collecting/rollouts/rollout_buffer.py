@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freerun.core import Array, EnvSpec, FloatArray, Policy, RunSeed, Segment, episode_rng
+
+Number = TypeVar("Number", bound=np.generic)
 
 FIRST_CAPACITY = 128
 """Rows of a new buffer. A buffer doubles when its running episodes need more."""
@@ -167,7 +169,7 @@ class RolloutBuffer:
             episode.first_row -= oldest
 
 
-def _moved(array: NDArray[Any], first_row: int, num_rows: int) -> NDArray[Any]:
+def _moved(array: NDArray[Number], first_row: int, num_rows: int) -> NDArray[Number]:
     """A new array of `num_rows` rows that begins with the rows of `array` from `first_row` on.
 
     It is always a new array, because segments that are still in use may be views of the old one."""

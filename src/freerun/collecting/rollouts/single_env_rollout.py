@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -90,6 +90,7 @@ class SingleEnvRollout:
         self._num_steps_before = -row
         self._rng = episode_rng(self._run_seed, number)
         self._noise_rows = []
+        # Before the reset, so that a reset that hangs or kills the process is blamed on this episode.
         self.heartbeat.begin_episode(number)
         self.heartbeat.beat()
         self._obs_rows[row][...], _ = self._env.reset(seed=episode_seed(self._run_seed, number))
@@ -132,7 +133,7 @@ class SingleEnvRollout:
         return segment
 
     def _segment(
-        self, action: Array, rewards: list[Any], numbers: list[int], ends: list[tuple[int, bool, bool, Array]]
+        self, action: Array, rewards: list[SupportsFloat], numbers: list[int], ends: list[tuple[int, bool, bool, Array]]
     ) -> Segment:
         """The played rows as a segment [T, 1].
 

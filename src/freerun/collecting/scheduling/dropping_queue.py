@@ -83,6 +83,7 @@ class DroppingQueue:
             importance = self._rarity(lengths)
         self.totals.busy_seconds += segment.seconds
         self._unit_seconds = segment.seconds
+        # No two arrivals are equal, so tuples are never compared by their segments, which have no order.
         bisect.insort(self._queue, (-importance, arrival, segment))
         self._drop_excess()
 
@@ -92,6 +93,7 @@ class DroppingQueue:
 
     def _drop_excess(self) -> None:
         while len(self._queue) > self.queue_size:
+            # A tuple of one number sorts before all longer ones that begin with it: this finds the first of them.
             oldest_of_the_least = bisect.bisect_left(self._queue, (self._queue[-1][0],))
             _, arrival, dropped = self._queue.pop(oldest_of_the_least)
             self.accounting.drop(arrival, dropped)

@@ -61,7 +61,7 @@ class EpisodeAccounting:
         """Return the first episode of a worker that starts now. One that did not play skips what is settled by now."""
         if worker not in self._playing:
             latest = max(self._newest)
-            # The largest number of this worker's own episodes that is not below the latest of all.
+            # The smallest number of this worker's own episodes that is not below the latest of all.
             self._newest[worker] = latest + (worker - latest) % self._max_workers
             self._playing.add(worker)
         return self.next_episode(worker)

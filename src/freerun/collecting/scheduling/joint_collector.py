@@ -69,6 +69,7 @@ class JointCollector:
 
     def publish(self, weights: FloatArray, version: int) -> None:
         self._collector.publish(weights, version)
+        # Learners add up their gradients, which makes sense only while all have the same weights to the last bit.
         reports = self._learners.gather((zlib.crc32(weights.tobytes()), self._collector.counts()))
         if len({checksum for checksum, _ in reports}) > 1:
             raise RuntimeError(f"the learners have come to different weights at version {version}")
@@ -122,6 +123,7 @@ class JointCollector:
             if field.name not in NOT_SUMMED:
                 setattr(joined, field.name, sum(getattr(counts, field.name) for counts in every))
         joined.busy_seconds = every[self._learners.index].busy_seconds  # compared with the time of its own workers
+        # Episode e of the k-th of N learners is episode e * N + k of the run.
         settled = [counts.episodes_settled * len(every) + index for index, counts in enumerate(every)]
         joined.episodes_settled = min(settled)
         joined.drop_bias = max((counts.drop_bias for counts in every), key=abs)

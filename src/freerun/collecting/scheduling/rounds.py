@@ -287,6 +287,7 @@ class Rounds:
         num_steps = sum(segment.num_steps for segment in segments)
         self._finished_steps -= num_steps
         self._settled_steps -= num_steps
+        # A round may hold more steps than were due, because episodes are taken whole.
         self._steps_due = max(0.0, self._steps_due - num_steps)
         self._steps_left = max(0.0, self._steps_left - num_steps)
         return segments

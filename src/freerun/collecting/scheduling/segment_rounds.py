@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
 from freerun.collecting.scheduling.rounds import Rounds
-from freerun.core import Counts, Demand, Segment, StartPoint, UserError
+from freerun.core import CollectorSettings, Counts, Demand, Segment, StartPoint, UserError
 
 
 def refuse_episodes(demand: Demand, mode: str) -> None:
+    """Raise where an algorithm demands whole episodes of a mode that cuts them."""
     if demand.episodes:
         raise UserError(
             f"--episodes-per-update needs whole episodes, which --mode {mode} hands over in pieces: "
             "give --steps-per-update, or choose --mode freerun or pipes"
+        )
+
+
+def refuse_deterministic(settings: CollectorSettings) -> None:
+    """Raise where --segment-steps was given together with --deterministic."""
+    if settings.deterministic:
+        raise UserError(
+            "--deterministic compares whole episodes, which segments cut into pieces: leave --segment-steps out"
         )
 
 

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
 from freerun.collecting.scheduling.rounds import Rounds
-from freerun.core import EnvFailure, NotFinite, StartPoint
+from freerun.core import CollectorSettings, EnvFailure, NotFinite, StartPoint
 
 SHORT_UNIT_SECONDS = 0.05
 UNITS_AHEAD = 4
 """Short episodes are granted ahead, so that a worker need not wait for its next number; long ones one by one."""
+
+
+@dataclass(frozen=True)
+class FailureRules:
+    """What a mode does with an episode in which a worker failed, and how many failures in a row end the run."""
+
+    max_tries: int
+    """One worker may fail this often while nobody finishes anything."""
+    max_tries_per_episode: int | None
+    """One episode may fail this often in the whole run. None where training goes on without a failed episode."""
+    repeats_killed_segments: bool
+    """True where the episodes of a worker that something else has killed are played again by its successor."""
+
+
+REPEAT_EPISODES = FailureRules(max_tries=3, max_tries_per_episode=3, repeats_killed_segments=True)
+"""Every episode that was started must be trained, so one that failed is run again."""
+# If one step in a thousand fails, a batch of a thousand steps without a failure is rare: it takes more tries than three
+# to prove that no batch can be finished.
+SKIP_EPISODES = FailureRules(max_tries=8, max_tries_per_episode=None, repeats_killed_segments=False)
+"""Training goes on without an episode that failed."""
 
 
 class UnitHolder(Protocol):
@@ -28,6 +49,9 @@ class UnitHolder(Protocol):
 
 class Units(Protocol):
     """How many units a worker may hold, and what becomes of them when it fails. The caller holds the fleet's lock."""
+
+    @property
+    def failure_rules(self) -> FailureRules: ...
 
     @property
     def first_capacity(self) -> int:
@@ -63,15 +87,17 @@ def process_units_ahead(unit_seconds: float, num_envs: int) -> int:
 class EpisodeUnits:
     """Whole episodes, which any worker may run: one that is lost is run again by whoever is free."""
 
+    failure_rules = REPEAT_EPISODES
+
     def __init__(
         self,
-        rounds: Rounds,
-        num_workers: int,
+        settings: CollectorSettings,
         envs_per_worker: int = 1,
         units_ahead: Callable[[float, int], int] = process_units_ahead,
     ):
-        self._rounds = rounds
-        self._num_workers = num_workers
+        self.rounds = Rounds.of_episodes(settings, settings.num_workers * envs_per_worker)
+        """The scheduler that these units are granted by."""
+        self._num_workers = settings.num_workers
         self._envs_per_worker = envs_per_worker
         self._units_ahead = units_ahead
 
@@ -94,7 +120,7 @@ class EpisodeUnits:
     def resize(self, num_workers: int) -> None:
         """Tell the rounds how many episodes can be played at the same time."""
         self._num_workers = num_workers
-        self._rounds.num_envs = num_workers * self._envs_per_worker
+        self.rounds.num_envs = num_workers * self._envs_per_worker
 
     def worker_starts(self, index: int) -> None:
         """An episode belongs to no worker."""
@@ -113,27 +139,27 @@ class EpisodeUnits:
         given_up = failure.episode if isinstance(failure, NotFinite) else None
         for unit in units:
             if unit == given_up:
-                self._rounds.give_up(unit)
+                self.rounds.give_up(unit)
             else:
-                self._rounds.lost(unit)
+                self.rounds.lost(unit)
         return []
 
     def renew(self, start: StartPoint) -> None:
-        self._rounds.renew(start)
+        self.rounds.renew(start)
 
 
 class SegmentUnits:
     """Segments, each of which continues its worker's last one: what is lost, only the worker's successor can run.
 
-    An episode in which a worker failed may fail each time, so the successor goes on after it. But where the cause lay
-    outside, a mode that is not `tolerant` plays it again.
+    An episode in which a worker failed may fail each time, so the successor goes on after it. Where the cause lay
+    outside, the `failure_rules` say whether it plays the episode again.
     """
 
     first_capacity = 1
 
-    def __init__(self, accounting: EpisodeAccounting, tolerant: bool = False):
+    def __init__(self, accounting: EpisodeAccounting, failure_rules: FailureRules = REPEAT_EPISODES):
+        self.failure_rules = failure_rules
         self._accounting = accounting
-        self._tolerant = tolerant
 
     def capacity(self, unit_seconds: float) -> int:
         """The next segment may as well wait at its worker, so that the worker need not wait for it."""
@@ -153,7 +179,7 @@ class SegmentUnits:
 
     def give_back(self, worker: UnitHolder, units: list[int], failure: Exception | None) -> list[int]:
         is_outside = isinstance(failure, EnvFailure) and failure.from_outside
-        plays_again = is_outside and not self._tolerant
+        plays_again = is_outside and self.failure_rules.repeats_killed_segments
         self._accounting.end_worker(worker.index, None if plays_again else worker.last_begun_episode())
         return units + worker.reserved_units
 

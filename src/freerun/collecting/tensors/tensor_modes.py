@@ -13,11 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from freerun.collecting.scheduling.segment_rounds import refuse_episodes
+from freerun.collecting.scheduling.units import SKIP_EPISODES
 from freerun.collecting.tensors.checked_rollout import CheckedRollout, count_rejected
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
@@ -99,7 +100,7 @@ class TensorCollector:
         self._counts = replace(before, episodes_started=before.episodes_started + num_envs, episodes_in_flight=num_envs)
         # Guards the counts and, in the modes with a queue, all that the learner's and the simulator's threads share.
         self._changed = threading.Condition()
-        restart_policy = RestartPolicy(settings, tolerant=True)
+        restart_policy = RestartPolicy(settings, SKIP_EPISODES)
         self.simulator_watch = SimulatorWatch(settings.step_timeout, restart_policy)
         self._rollouts = [
             CheckedRollout(rollout, worker, restart_policy, self.simulator_watch, self._reject)
@@ -244,7 +245,7 @@ class TensorBatch(TensorCollector):
     def _learn(self, learn: Callable[[], None]) -> None:
         """The learner's thread."""
         device = self._rollouts[0].env.device
-        stream: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        stream: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if device.type == "cuda":
             # What was made on the default stream must be complete before the learner's own stream uses it.
             torch.cuda.synchronize(device)
@@ -294,6 +295,8 @@ class TensorBatch(TensorCollector):
         """Wait for a grant and for space in the queue."""
 
         def is_allowed() -> bool:
+            # Segments in progress have their place already. A turn of more simulators than the queue has places must
+            # still be able to begin, hence the maximum.
             num_filled = len(self._queue) + self._num_in_progress + num_segments
             return self._num_begun < self._num_granted and num_filled <= max(self._queue_size, num_segments)
 

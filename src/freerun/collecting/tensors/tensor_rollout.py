@@ -1,14 +1,15 @@
-"""Environments and a policy on one device, turned into segments that never leave it."""
+"""Environments and a policy on one device, turned into segments that never leave it; and episodes for evaluation."""
 
 from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from freerun.core import Acceleration, EnvFailure, FloatArray, TensorActor, TensorEnv, TensorSegment
+from freerun.core import Acceleration, EnvFailure, FloatArray, Policy, TensorActor, TensorEnv, TensorSegment
 from freerun.cuda_graphs import GraphedStep, fused
 from freerun.transport.heartbeats import Heartbeat
 
@@ -144,3 +145,25 @@ def _choose_stream(device: torch.device, acceleration: Acceleration) -> torch.cu
     own = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream(device))  # where the environment and the buffer were made
     return own
+
+
+def play_tensors(env: TensorEnv, policy: Policy, seed: int) -> tuple[list[float], list[int]]:
+    """Play the first episode of every environment; return the episodes' returns and lengths.
+
+    Only the first counts: the N episodes that end earliest would be mostly short ones, and so a biased sample.
+    """
+    rng = np.random.default_rng(seed)
+    total, length = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
+    is_running = np.ones(env.num_envs, bool)
+    obs = env.reset()
+    while is_running.any():
+        noise = policy.draw(rng, env.num_envs)
+        action = torch.from_numpy(policy.act(obs.cpu().numpy(), noise).action).to(env.device)
+        try:
+            obs, _, reward, terminated, truncated = env.step(action)
+        except Exception as error:
+            raise EnvFailure(f"the simulator failed in a step: {type(error).__name__}: {error}") from error
+        total += np.where(is_running, reward.cpu().numpy(), 0.0)
+        length += is_running
+        is_running &= ~(terminated | truncated).cpu().numpy()
+    return total.tolist(), length.tolist()

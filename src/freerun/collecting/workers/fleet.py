@@ -54,7 +54,6 @@ class WorkerFleet:
         scheduler: Scheduler,
         units: Units,
         place: WorkerPlace,
-        tolerant: bool = False,
     ):
         self.num_workers = settings.num_workers
         """The number of workers that the fleet should have."""
@@ -66,7 +65,7 @@ class WorkerFleet:
         self._units = units
         self._place = place
         self._tracks = settings.tracks
-        self._policy = RestartPolicy(settings, tolerant)
+        self._policy = RestartPolicy(settings, units.failure_rules)
         self._min_pause_seconds = 0.0 if settings.tuning_bounds is None else MIN_PAUSE_SECONDS_ADAPTING
         self._workers: list[WorkerHandle] = []
         self._restarts: list[PendingRestart] = []
@@ -129,6 +128,8 @@ class WorkerFleet:
     def wait_for(self, attempt: Callable[[], Result | None]) -> Result:
         """Try after every change until there is a result; raise if the run has to end."""
         with self.changed:
+            # The fleet's thread makes the next attempts (`_try_for_learner`), with the lock that it holds anyway: the
+            # learner is woken up once, and not for every unit.
             self._attempt = attempt
             try:
                 while True:
@@ -146,7 +147,7 @@ class WorkerFleet:
             raise self._failure
 
     def close(self) -> None:
-        self._is_closing = True
+        self._is_closing = True  # without a lock: the fleet's thread reads it after `wake` has woken it up
         self._detector.close()
         self.wake()
         if self._thread.is_alive():
@@ -190,6 +191,7 @@ class WorkerFleet:
         importance = 0.0 if self.importance is None else self.importance(segment)
         with self.changed:
             self._scheduler.finish(unit, segment, importance)
+        # Only the fleet's thread changes what follows, so the learner's lock is not needed for it.
         self._policy.delivered(worker.index)
         worker.units.remove(unit)
         worker.capacity = self._units.capacity(segment.seconds)
@@ -283,7 +285,7 @@ class WorkerFleet:
             return
         due = [restart for restart in self._restarts if _is_past(restart.due)]
         if self._place.starts_together and len(due) < len(self._restarts):
-            return
+            return  # a pool begins when the longest pause is over, for none of its workers can start later
         for restart in due:
             self._restarts.remove(restart)
             alive = next((worker for worker in self._workers if worker.index == restart.index), None)

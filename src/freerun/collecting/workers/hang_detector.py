@@ -158,9 +158,11 @@ class HangDetector:
         if is_starting and not is_stopped and (seconds < START_SECONDS or not worker.has_place()):
             worker.note_slow_start()
             return
+        # One that only waits, or that goes on after all, has the whole timeout again.
         self._silence.restart(worker.index)
         if sign.activity is Activity.WAITING and not is_stopped:
             return
+        # Whoever diagnoses the worker's death waits for this lock, so it finds the reason noted (see `ExitDiagnosis`).
         with self._lock:
             stack = "it was stopped by a signal" if is_stopped else f"its stack:\n{worker.stack()}"
             if worker.sign_of_life().num_beats != sign.num_beats:

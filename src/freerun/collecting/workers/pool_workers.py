@@ -95,6 +95,7 @@ class PoolTaskHandle(WorkerHandle):
         """Kill the process, which breaks the pool. The diagnosis then names this failure as the cause."""
         pid = self._pid()
         if pid:
+            # The reason first, because the death is noticed right after the kill.
             self._place.diagnosis.record_kill(pid, failure)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -175,7 +176,7 @@ class PoolProcesses(WorkerPlace):
             future = Future()
             future.set_exception(broken)
         self._tasks[future] = handle, unit
-        future.add_done_callback(self._done.put)
+        future.add_done_callback(self._done.put)  # in the pool's own thread, or here if the future is done already
 
     # ------------------------------------------------------------------------------------------ waiting
 
@@ -360,6 +361,7 @@ def _start_process(setup: WorkerSetup, all_started: Barrier, indices: Connection
     """Initialise a process. An initialiser that raises would only break the pool, so `_greet` returns its failure."""
     global _setup, _index, _start_failure
     _setup = setup
+    # The kernel locks a pipe for each read, so every process takes one whole index that no other has.
     _index = int.from_bytes(os.read(indices.fileno(), INDEX_BYTES))
     setup.monitor.heartbeats.writer(_index).set_pid(os.getpid())
     try:

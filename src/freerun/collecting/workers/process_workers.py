@@ -40,7 +40,7 @@ class ProcessHandle(WorkerHandle):
         super().__init__(index)
         self.process = process
         self.connection = connection
-        self.last_words: Exception | None = None
+        self.reported_failure: Exception | None = None
         """The failure that it has reported before it ended, if it still could."""
         self._place = place
 
@@ -77,6 +77,7 @@ class ProcessHandle(WorkerHandle):
     def end_hung(self, failure: WorkerHung) -> None:
         """Kill the process. Its pipe then breaks, and the diagnosis names this failure as the cause."""
         if self.process.pid is not None:
+            # The reason first, because the end-of-file follows the kill at once.
             self._place.diagnosis.record_kill(self.process.pid, failure)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)
@@ -109,6 +110,7 @@ class ProcessPlace(WorkerPlace, Generic[Handle]):
         self.heartbeats.clear(index)
         ours, theirs = processes.context().Pipe()
         process = self.launch(index, theirs)
+        # Only the worker may hold its end of the pipe: its death must be the end-of-file of ours.
         theirs.close()
         handle = self.make_handle(index, process, ours)
         self._handles.append(handle)
@@ -131,13 +133,13 @@ class ProcessPlace(WorkerPlace, Generic[Handle]):
         try:
             return handle.read(message)
         except (UserError, EnvFailure) as failure:
-            handle.last_words = failure  # it closes its environments now, and then its end of the pipe
+            handle.reported_failure = failure  # it closes its environments now, and then its end of the pipe
             return None
         finally:
             self._reading = None
 
     def is_held_up_by_another(self, handle: WorkerHandle) -> bool:
-        reading = self._reading  # another thread changes it
+        reading = self._reading  # one read of a tuple, because the fleet's thread replaces it meanwhile
         if reading is None:
             return False
         other, since = reading
@@ -149,7 +151,7 @@ class ProcessPlace(WorkerPlace, Generic[Handle]):
         handle.connection.close()
         processes.stop([handle.process], CLOSE_SECONDS)
         exit_code = handle.process.exitcode
-        return handle.last_words or self.diagnosis.diagnose(handle.index, handle.process.pid, exit_code)
+        return handle.reported_failure or self.diagnosis.diagnose(handle.index, handle.process.pid, exit_code)
 
     def _remove(self, handle: Handle) -> None:
         self._hub.remove(handle.connection)

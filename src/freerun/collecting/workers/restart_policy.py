@@ -7,8 +7,9 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from freerun.collecting.scheduling.units import REPEAT_EPISODES, SKIP_EPISODES, FailureRules
 from freerun.core import (
     CollectorSettings,
     EnvFailure,
@@ -24,11 +25,6 @@ from freerun.core import (
 
 logger = logging.getLogger("freerun")
 
-MAX_TRIES = 3
-"""One worker may fail this often while nobody finishes anything, and one episode this often in the whole run."""
-MAX_TRIES_TOLERANT = 8
-"""The same where training goes on without the episode. If one step in a thousand fails, a batch of a thousand steps
-without a failure is rare, so more tries are needed before they prove anything."""
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
 MAX_DOUBLINGS = 10
@@ -59,12 +55,18 @@ class RestartPolicy:
     The run ends with the failure's own error in three cases: one worker has failed so often, while nobody finished
     anything, that it cannot be chance; an episode that must be trained fails each time; or the budget of
     `--max-failures` is used up. Workers that were killed from outside say nothing about the environment, so they only
-    use up the budget. A `tolerant` policy belongs to a mode that trains without the failed episode.
+    use up the budget. The `rules` of the mode say how many failures are too many.
     """
 
-    def __init__(self, settings: CollectorSettings, tolerant: bool = False):
+    def __init__(
+        self,
+        settings: CollectorSettings,
+        rules: FailureRules = REPEAT_EPISODES,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._settings = settings
-        self._tolerant = tolerant
+        self._rules = rules
+        self._clock = clock
         self._lock = threading.Lock()  # workers may fail in one thread while others deliver in another
         self._failures_in_a_row: Counter[int] = Counter()  # by worker, since it last delivered
         # By worker and by whether they came from outside, since anybody last delivered.
@@ -83,7 +85,7 @@ class RestartPolicy:
         # This runs for every unit. Without failures, which is the normal case, it must not take the lock.
         if self._failures_in_a_row or self._fruitless:
             with self._lock:
-                del self._failures_in_a_row[worker]
+                del self._failures_in_a_row[worker]  # a Counter raises nothing where there is no such key
                 self._fruitless.clear()
 
     def failed(self, worker: int, failure: Exception, suspects: Sequence[int] = ()) -> float:
@@ -103,7 +105,7 @@ class RestartPolicy:
             if ends_run:
                 raise failure
             self._check_tries(worker, failure)
-            if len(suspects) == 1 and not (self._tolerant or skips_episode or is_outside):
+            if len(suspects) == 1 and not (skips_episode or is_outside):
                 self._check_episode(suspects[0], failure)
             self._check_budget(failure)
             num_failures = self._failures_in_a_row[worker]
@@ -124,17 +126,20 @@ class RestartPolicy:
     def _max_tries(self, failure: Exception) -> float:
         """How often one worker may fail like this while nobody finishes anything."""
         if not came_from_outside(failure):
-            return MAX_TRIES_TOLERANT if self._tolerant or self.skips_episode_after(failure) else MAX_TRIES
+            return (SKIP_EPISODES if self.skips_episode_after(failure) else self._rules).max_tries
         # Whoever kills workers may do so any number of times before one finishes anything. But where nobody saw how
         # a worker ended, and nothing was ever finished in this run, the environment may be what ends it each time.
         may_be_the_environment = isinstance(failure, EnvFailure) and failure.may_be_the_environment
-        return MAX_TRIES_TOLERANT if may_be_the_environment and not self._anybody_delivered else math.inf
+        return SKIP_EPISODES.max_tries if may_be_the_environment and not self._anybody_delivered else math.inf
 
     def _check_episode(self, episode: int, failure: Exception) -> None:
+        limit = self._rules.max_tries_per_episode
+        if limit is None:
+            return
         self._failures_of_episode[episode] += 1
         seed = episode_seed(self._settings.seed, episode)
-        reason = f"episode {episode} (seed {seed}) failed {MAX_TRIES} times"
-        self._end_if(self._failures_of_episode[episode] >= MAX_TRIES, reason, failure)
+        reason = f"episode {episode} (seed {seed}) failed {limit} times"
+        self._end_if(self._failures_of_episode[episode] >= limit, reason, failure)
 
     def _check_budget(self, failure: Exception) -> None:
         budget = self._settings.max_failures
@@ -148,7 +153,7 @@ class RestartPolicy:
         A worker that ends again counts again. The time runs from the first of them, so that kills without a pause use
         up the budget too.
         """
-        now = time.monotonic()
+        now = self._clock()
         if is_outside:
             if now - self._together_since < TOGETHER_SECONDS and worker not in self._ended_together:
                 self._ended_together.add(worker)

@@ -157,6 +157,8 @@ class SlotProcesses(ProcessPlace[SlotHandle]):
         return None
 
     def launch(self, index: int, connection: Connection) -> ForkServerProcess:
+        # A successor gets the slots of its predecessor, all of them free: whatever that had announced was read before
+        # the end-of-file that reported its death, and what it had half written is overwritten.
         slots = range(index * self._slots_per_worker, (index + 1) * self._slots_per_worker)
         return processes.start(
             _play, connection, self._setup, self._task, self.slots, list(slots), index, self._pin_workers
@@ -194,6 +196,7 @@ class SegmentSlotProcesses(SlotProcesses):
 
     @segment_steps.setter
     def segment_steps(self, segment_steps: int) -> None:
+        # One aligned word of 64 bits, which is stored in one piece: a worker reads the old length or the new one.
         self._segments.segment_steps[0] = segment_steps
 
     def launch(self, index: int, connection: Connection) -> ForkServerProcess:

@@ -140,9 +140,11 @@ class WorkerThreads(WorkerPlace):
 
     def close(self) -> None:
         self._is_closing = True
+        # A thread may still wait for the first weights. It looks at `_is_closing` next, which is set by now.
         self._is_published.set()
         for handle in self._handles:
             handle.inbox.put(None)
+        # One deadline for all. A thread that is stuck cannot be ended; it is a daemon, so the process need not wait.
         deadline = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -77,12 +77,14 @@ class Worker:
         self._version = -1
         self.rollout = make_rollout(factory, policy, setup.run_seed, setup.num_envs)
         self.rollout.heartbeat = setup.monitor.heartbeats.writer(index)
-        self.close = Finalize(None, self.rollout.close, exitpriority=0)  # simulators may hold more than memory
+        # Simulators may hold more than memory: multiprocessing runs this when the process ends, if nobody did before.
+        self.close = Finalize(None, self.rollout.close, exitpriority=0)
         gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
         self.enter(State.WAITING_FOR_WEIGHTS)
 
     def refresh(self) -> None:
         """Take the newest weights. The first time, wait for them: a resumed run does not begin with version 0."""
+        # Reading the board's version is one load; the weights are copied only when it has moved.
         if self._version < 0 or self._board.version != self._version:
             weights, self._version = self._board.read()
             self.rollout.load(weights, self._version)

@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import EnvFailure, UserError
@@ -49,7 +50,9 @@ def measure(factory: GymnasiumFactory, num_workers: int, seconds: float) -> dict
 
 
 @contextmanager
-def stepping(factory: GymnasiumFactory, num_workers: int) -> Iterator[tuple[Any, list[ForkServerProcess]]]:
+def stepping(
+    factory: GymnasiumFactory, num_workers: int
+) -> Iterator[tuple[NDArray[np.int64], list[ForkServerProcess]]]:
     """Start the processes; yield their counts of steps and episodes, and the processes.
 
     The counts, [worker, 2], keep rising while the processes step.

@@ -11,25 +11,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from freerun.adapters.tensor_envs import find_builder, is_only_tensors
 from freerun.core import EnvFailure, ModeTraits, UserError
+from freerun.persistence import trust
 from freerun.settings.registry import find_mode
 from freerun.tools.bench import load_meter
 from freerun.tools.bench.bench_job import BARE, Job, packed
-from freerun.tools.bench.bench_options import BenchOptions, read_mode
+from freerun.tools.bench.bench_options import BenchOptions, code_in_bench, read_mode
 from freerun.tools.bench.results import SEQUENTIAL, Case, Results
 
 MOST_BARE_SECONDS = 3.0
+"""The bare limit has no updates to wait for, so it needs less time than a mode."""
 MOST_STEPS_PER_UPDATE = 10_000
 UPDATES_PER_RUN = 4
+"""A run should see this many updates at the limit of the machine, so that no single one decides its rate."""
 LEAST_SECONDS = 5.0
 """With less left, nothing more is begun."""
 CLOSE_SECONDS = 10.0
+"""The time that a job has to close its workers after SIGINT, before it is killed."""
 TIMELINES = "timelines"
 
 
@@ -73,7 +77,7 @@ class Bench:
         self._deadline = time.monotonic() + self.options.seconds_allowed()
 
     def run(self) -> None:
-        """Ctrl-C ends it, and what was measured stays."""
+        """Measure until everything is measured or the time is up. Ctrl-C ends it, and what was measured stays."""
         began, before = time.monotonic(), self.results.seconds
         self.results.outcome = "interrupted"
         try:
@@ -81,7 +85,7 @@ class Bench:
         finally:
             self.results.seconds = before + time.monotonic() - began
             if self.results.any_runs:
-                self.results.write(self._folder)
+                self._write()
 
     def _run_rounds(self, spent: Callable[[], float]) -> None:
         cut = False
@@ -89,14 +93,20 @@ class Bench:
             due = [case for case in self.results.cases if case.problem is None and len(case.runs) <= repeat]
             known = {case.name: case.runs[-1]["wall_seconds"] for case in due if case.runs}
             left_out = unaffordable(known, self._seconds_left())
+            # Every other round goes backwards, so that a machine which slows down with time favours no mode.
             for case in due if repeat % 2 == 0 else reversed(due):
                 if case.name in left_out or self._seconds_left() < LEAST_SECONDS:
                     cut = True
                     continue
                 self._measure(case, repeat)
                 self.results.seconds = spent()
-                self.results.write(self._folder)
+                self._write()
         self.results.outcome = "out of time" if cut or self._seconds_left() < 0 else "finished"
+
+    def _write(self) -> None:
+        self.results.write(self._folder)
+        # Whoever resumes this bench on this machine need not trust its code again.
+        trust.sign(self._folder, code_in_bench(asdict(self.options)))
 
     def _seconds_left(self) -> float:
         return self._deadline - time.monotonic()
@@ -106,17 +116,18 @@ class Bench:
         if not case.is_bare and (limit is None or not limit.runs):
             case.problem = "the limit to compare it with could not be measured"
             return
+        # It is decided once: all runs of a case must do the same work, also after --resume.
         if not case.is_bare and not case.steps_per_update:
             case.steps_per_update = self._steps_per_update(case)
         began = time.monotonic()
         outcome = run_job(self._job(case), self._seconds_left())
         figures = outcome.figures
         if figures is None:
-            if not self.results.any_runs:
+            if not self.results.any_runs:  # the very first job: nothing of this environment can be measured
                 if outcome.traceback is not None:
                     raise EnvFailure(f"{self.options.env} cannot be measured: {outcome.traceback}")
                 raise UserError(f"{self.options.env} cannot be measured: {outcome.problem}")
-            if not case.runs:
+            if not case.runs:  # one failure does not make earlier figures wrong
                 case.problem = outcome.problem
             self._tell(f"{case.name}: {outcome.traceback or outcome.problem}")
             return
@@ -177,7 +188,7 @@ class Outcome(NamedTuple):
 
 
 def run_job(job: Job, most_seconds: float) -> Outcome:
-    """No process of it is left when this returns."""
+    """Run a job in a process of its own. No process of it is left when this returns."""
     # Files, because a process that is left behind would keep the end of a pipe open.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -201,6 +212,7 @@ def run_job(job: Job, most_seconds: float) -> Outcome:
         errors.seek(0)
         if code == 0:
             return Outcome(json.loads(output.read().splitlines()[-1]))
+        # Exit code 2 is a UserError, whose sentence says everything; otherwise the traceback is worth showing.
         words = errors.read().strip() or f"exit code {code}"
         last = words.splitlines()[-1]
         return Outcome(None, last) if code == 2 else Outcome(None, f"it failed: {last}", words)
@@ -214,5 +226,6 @@ def _end(process: subprocess.Popen[str]) -> None:
                 process.wait(CLOSE_SECONDS)
     finally:  # also when Ctrl-C comes again
         with contextlib.suppress(ProcessLookupError):
+            # The job leads a session of its own, so this reaches workers that it has left behind.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -24,20 +24,21 @@ from freerun.transport import processes
 
 BARE = "bare"
 WARM_UP_UPDATES = 2
-"""Or one, where that takes longer than what is to be measured."""
+"""Updates before the measurement begins; one is enough where it takes longer than what is to be measured."""
 LEARNING_RATE = 1e-12
 """Updates are computed in full and change nothing: episodes stay as long, however many updates a mode makes."""
 MINIBATCH_SIZE = 2000
 ONLY_MEASURED = ("learning_rate", "quiet")
-"""What a run has for the sake of the measurement, and no training should have."""
+"""Settings that a run has only for the sake of the measurement. The command that a report advises leaves them out."""
 PICTURE_SECONDS = 5.0
+"""The timeline of a run shows this many seconds at its end."""
 
 
 @dataclass(frozen=True)
 class Job:
     env: str
     mode: str
-    """Or `bare`."""
+    """A mode, or `bare`."""
     num_workers: int
     seconds: float
     steps_per_update: int = 0
@@ -47,12 +48,12 @@ class Job:
     env_args: EnvArgs = field(default_factory=dict)
     max_episode_steps: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    """The mode's own, where they are not what follows from the number of workers."""
+    """Settings of the mode that were named in its label. They win over those that follow from the number of workers."""
     picture: str | None = None
-    """Where to put the timeline."""
+    """The file to draw the timeline into."""
 
     def config(self) -> dict[str, Any]:
-        """The same work in every mode: the same updates of the same size, whoever collects."""
+        """Return the settings of a run. The work is the same in every mode: updates of the same size."""
         return {
             "env": self.env,
             "env_args": self.env_args,
@@ -123,12 +124,12 @@ class Stopwatch:
         }
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because nothing is held."""
 
 
 @dataclass(frozen=True)
 class Until(Budget):
-    """The run ends when the stopwatch has seen enough."""
+    """A budget that ends the run when the stopwatch has seen enough."""
 
     total_steps: None = None
     total_episodes: None = None
@@ -139,10 +140,12 @@ class Until(Budget):
 
 
 def measure(job: Job) -> dict[str, float]:
+    """Run a job and return its figures."""
     if job.mode == BARE:
         return bare_limit.measure(
             GymnasiumFactory(job.env, job.env_args, job.max_episode_steps), job.num_workers, job.seconds
         )
+    # Imported here, because the memory of the bare limit must not include what only a mode needs.
     from freerun.run.pool import Pool
     from freerun.settings.defaults import complete
     from freerun.settings.factories import make_algorithm, make_envs
@@ -195,11 +198,12 @@ def _draw(folder: Path, path: Path, start: float, stop: float) -> None:
 
 
 def packed(job: Job) -> str:
+    """Return the job as the text that `main` reads from stdin."""
     return json.dumps(asdict(job))
 
 
 def main() -> int:
-    processes.end_with_parent()
+    processes.end_with_parent()  # also if the bench is killed
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         figures = measure(Job(**json.loads(sys.stdin.read())))

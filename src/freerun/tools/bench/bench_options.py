@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,18 +13,22 @@ import tyro
 from freerun.core import UserError, require_positive
 from freerun.settings.config import TrainConfig
 from freerun.settings.flag_parsing import EnvArgs
+from freerun.settings.named_code import code_in
 from freerun.settings.registry import MODES, check_name, find_mode, make_config, real_name
 from freerun.tools.bench.load_meter import num_cores
 
 ALL = "all"
 SEGMENTS = f"{TrainConfig.mode}:segment_steps=25"
-"""Measured beside every mode as it is: the way that the README advises for slow environments."""
+"""Also measured where all modes are: the settings that the README advises for slow environments."""
 DEFAULT_MINUTES = 4.75
+"""The time for each number of workers. A default bench with one number ends within five minutes."""
 MOST_WORKERS = 2000
 
 
 @dataclass(frozen=True)
 class BenchOptions:
+    """The settings of a bench. Its fields become flags."""
+
     env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]]
     """A Gymnasium id (CartPole-v1, freerun/Straggler-v0, …), or your own as module:callable."""
     modes: str = ALL
@@ -56,6 +61,7 @@ class BenchOptions:
             raise UserError(f"--seconds must lie between 0.1 and 3600, not {self.seconds:g}")
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise UserError(f"--max-minutes must be more than 0, not {self.max_minutes:g}")
+        # They raise where a mode or a number is wrong, which is better said now than after minutes of measuring.
         self.labels()
         self.numbers()
 
@@ -82,16 +88,34 @@ class BenchOptions:
         return list(dict.fromkeys(labels))
 
     def seconds_allowed(self) -> float:
+        """Return when to stop, in seconds from the start."""
         minutes = DEFAULT_MINUTES * len(self.numbers()) if self.max_minutes is None else self.max_minutes
         return 60 * minutes
 
 
-def read_mode(label: str) -> tuple[str, dict[str, Any]]:
-    """A mode and its settings: `freerun:segment_steps=25` is freerun in segments of 25 steps."""
-    mode, *words = label.split(":")
+def _split_label(label: str) -> tuple[str, list[str]]:
+    """Split a label into the mode and the words of its settings, without importing the mode."""
+    mode, *words = label.strip().split(":")
     mode = real_name(mode)
     if mode not in MODES and words and "=" not in words[0]:  # the user's own, as module:Class
         mode = f"{mode}:{words.pop(0)}"
+    return mode, words
+
+
+def code_in_bench(options: Mapping[str, Any]) -> list[str]:
+    """Return all code that the settings of a bench name. Nothing of it is imported to find out."""
+    found = set(code_in(options))
+    for label in str(options.get("modes", ALL)).split(","):
+        mode, words = _split_label(label)
+        # As text: a setting such as ray_address may name a machine, and need not be parsed for that.
+        settings = {name.replace("-", "_"): value for name, _, value in (word.partition("=") for word in words)}
+        found.update(code_in({**settings, "mode": mode}))
+    return sorted(found)
+
+
+def read_mode(label: str) -> tuple[str, dict[str, Any]]:
+    """Return a mode and its settings: `freerun:segment_steps=25` is freerun in segments of 25 steps."""
+    mode, words = _split_label(label)
     find_mode(mode)
     settings = {}
     for word in words:
@@ -103,6 +127,6 @@ def read_mode(label: str) -> tuple[str, dict[str, Any]]:
         try:
             settings[name] = json.loads(value)
         except json.JSONDecodeError:
-            settings[name] = value
+            settings[name] = value  # a word needs no quotes
     make_config({"env": "", "mode": mode, **settings})
     return mode, settings

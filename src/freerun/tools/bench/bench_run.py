@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from freerun.core import UserError
-from freerun.persistence.files import write_atomically
+from freerun.persistence import trust
+from freerun.persistence.files import read_json, write_atomically
 from freerun.tools.bench import analysis, text_report
 from freerun.tools.bench.bench_cases import Bench, prepare
-from freerun.tools.bench.bench_options import BenchOptions
+from freerun.tools.bench.bench_options import BenchOptions, code_in_bench
 from freerun.tools.bench.html_report import page
-from freerun.tools.bench.results import Results, check_changes
+from freerun.tools.bench.results import FILE_NAME, Results, check_changes
 
 
 def bench(
@@ -79,7 +80,10 @@ def _tables(results: Results) -> list[dict[str, Any]]:
     return found
 
 
-def resumed_options(folder: Path) -> tuple[BenchOptions, Results]:
-    """Return the settings of an earlier bench, and what it has measured."""
+def resumed_options(folder: Path, named: Collection[str]) -> tuple[BenchOptions, Results]:
+    """Return the settings of an earlier bench, and what it has measured. `named` is the code that the user trusts."""
+    options = read_json(folder / FILE_NAME).get("options")
+    # Before the results are read, because reading them imports the modes.
+    trust.check(code_in_bench(options if isinstance(options, dict) else {}), folder, named)
     results = Results.read(folder)
     return dataclasses.replace(results.options, output=folder), results

@@ -68,7 +68,7 @@ def _figures(results: Results) -> str:
     noise = "" if is_clear else " (the highest rate, within the noise of others)"
     shown = [
         (f"{best.steps.middle:,.0f}", f"steps/s: {best.label}, {workers_text(best.num_workers)}{noise}"),
-        (f"{percent(best.of_bare)}", "of the bare limit"),
+        (percent(best.of_bare), "of the bare limit"),
         (analysis.clock(best.many_episodes_seconds), "for 100,000 episodes"),
     ]
     if best.speed_up is not None and best.label != SEQUENTIAL:
@@ -177,12 +177,7 @@ def _table(rows: Sequence[ReportRow]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     lines = []
     for row in rows:
-        more = [
-            f"{percent(row.workers_busy)}",
-            f"{percent(row.learner_busy)}",
-            f"{row.steps_per_update:,}",
-            f"{row.num_runs}",
-        ]
+        more = (percent(row.workers_busy), percent(row.learner_busy), f"{row.steps_per_update:,}", str(row.num_runs))
         filled = "".join(f"<td>{escape(cell)}</td>" for cell in (*text_report.cells(row), *more))
         lines.append(f'<tr class="{row.standing.replace(" ", "-")}">{filled}</tr>')
     dropped = [f"{row.label} dropped {row.dropped_steps:,.0f} steps" for row in rows if row.dropped_steps]

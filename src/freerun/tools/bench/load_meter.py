@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,13 @@ def _busy_seconds() -> float:
 
 def own_seconds() -> float:
     """Return the processor time that this process and its descendants have used."""
+    return cpu_seconds(_own_processes())
+
+
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Return the processor time that these processes have used; one that has ended counts as zero."""
     total = 0.0
-    for process in _own_processes():
+    for process in processes:
         with contextlib.suppress(psutil.Error):  # a process that has just ended
             times = process.cpu_times()
             # Waiting for I/O is not counted: the core is free for others then.

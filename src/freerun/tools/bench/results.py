@@ -119,7 +119,7 @@ class Results:
             options = BenchOptions(**found["options"])
             cases = [Case(**case) for case in found["cases"]]
             return cls(options, found["machine"], cases, found["outcome"], found["seconds"], found["date"])
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError):
             raise UserError(f"{folder / FILE_NAME} is not a report of freerun bench") from None
 
 

@@ -36,13 +36,13 @@ class RecordedEpisode:
     """One episode exactly as the environment returned it, and the faults that were found in it."""
 
     seed: int
-    obs: list[Any] = field(default_factory=list)
+    obs: list[object] = field(default_factory=list)
     """The first REPLAY_STEPS + 1 observations, because a long episode of images would not fit into memory."""
-    last_obs: Any = None
-    actions: list[Any] = field(default_factory=list)
-    results: list[tuple[Any, bool, bool]] = field(default_factory=list)
+    last_obs: object = None
+    actions: list[object] = field(default_factory=list)
+    results: list[tuple[object, bool, bool]] = field(default_factory=list)
     """The reward, `terminated` and `truncated` of each step."""
-    last_info: Mapping[str, Any] = field(default_factory=dict)
+    last_info: Mapping[str, object] = field(default_factory=dict)
     reset_seconds: float = 0.0
     step_seconds: list[float] = field(default_factory=list)
     reuses_buffer: bool = False
@@ -67,7 +67,7 @@ class RecordedEpisode:
         """Keep the first fault of each kind."""
         self.faults.setdefault(kind, f"{found}, {self.place}")
 
-    def add_obs(self, space: spaces.Space[Any], obs: Any) -> None:
+    def add_obs(self, space: spaces.Space[Any], obs: object) -> None:
         for kind, found in _obs_faults(space, obs):
             self.add_fault(kind, found)
         self.last_obs = copy.deepcopy(obs)  # the environment may write the next observation into the same array
@@ -86,13 +86,13 @@ class RecordedEpisode:
                 self.add_fault("flag", f"{name} is no bool, but {short(flag)}")
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Return a value in at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def _obs_faults(space: spaces.Space[Any], obs: Any) -> Iterator[tuple[str, str]]:
+def _obs_faults(space: spaces.Space[Any], obs: object) -> Iterator[tuple[str, str]]:
     """Yield the kind of each fault (see remedies.FAULTS) and its text, in the order in which training would fail."""
     try:
         flat = space if isinstance(space, spaces.Box) else spaces.utils.flatten_space(space)
@@ -143,7 +143,7 @@ def raising(doing: str) -> Iterator[None]:
         raise EnvFailure(f"{doing} raised\n{''.join(lines).rstrip()}") from None
 
 
-def random_actions(env: Env, seed: int) -> Iterator[Any]:
+def random_actions(env: Env, seed: int) -> Iterator[object]:
     """Yield random actions without end."""
     with raising("action_space.sample()"):
         space = copy.deepcopy(env.action_space)  # a copy, because the environment may draw from its own space
@@ -152,7 +152,7 @@ def random_actions(env: Env, seed: int) -> Iterator[Any]:
             yield space.sample()
 
 
-def play(env: Env, episode: RecordedEpisode, actions: Iterable[Any], global_seed: int = 0) -> Iterator[None]:
+def play(env: Env, episode: RecordedEpisode, actions: Iterable[object], global_seed: int = 0) -> Iterator[None]:
     """Play one step for each `next` and record it. The global random generators start from `global_seed`."""
     random.seed(global_seed)
     np.random.seed(global_seed)
@@ -193,7 +193,7 @@ def play(env: Env, episode: RecordedEpisode, actions: Iterable[Any], global_seed
 
 
 def record(
-    env: Env, seed: int, actions: Iterable[Any], max_steps: int, max_seconds: float, global_seed: int = 0
+    env: Env, seed: int, actions: Iterable[object], max_steps: int, max_seconds: float, global_seed: int = 0
 ) -> RecordedEpisode:
     """Play until the episode ends, the steps or the time are used up, or the environment raises."""
     episode = RecordedEpisode(seed)
@@ -223,7 +223,7 @@ def replay_interleaved(other: Env, other_seed: int, env: Env, episode: RecordedE
     return again
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: object, other: object) -> bool:
     """Return whether two observations or results are equal; NaN equals NaN."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)

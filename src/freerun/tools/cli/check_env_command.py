@@ -12,7 +12,7 @@ from freerun.settings.flag_parsing import EnvArgs, parse
 
 
 @dataclass(frozen=True)
-class _CheckEnv:
+class _CheckEnvFlags:
     env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]]
     """A Gymnasium id, or your own environment as module:callable."""
     episodes: int = 3
@@ -23,7 +23,7 @@ class _CheckEnv:
 
 def check_env(words: list[str]) -> int:
     """Look for mistakes in an environment, and say how to fix them."""
-    options = parse(_CheckEnv, words, prog="freerun check-env", description=check_env.__doc__)
+    options = parse(_CheckEnvFlags, words, prog="freerun check-env", description=check_env.__doc__)
     from freerun.tools.check_env.checks import check, print_report
 
     findings = check(options.env, options.env_args, options.episodes)

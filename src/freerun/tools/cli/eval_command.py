@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -14,9 +14,12 @@ from rich.table import Table
 from freerun.settings.flag_parsing import parse
 from freerun.tools.cli import RunDir, Trusted, simulator_start
 
+if TYPE_CHECKING:
+    from freerun.run.evaluation import Evaluation
+
 
 @dataclass(frozen=True)
-class _Eval:
+class _EvalFlags:
     run_dir: RunDir
     """The folder of a run, or of one of its checkpoints."""
     checkpoint: str | None = None
@@ -37,7 +40,8 @@ class _Eval:
 
 def evaluate(words: list[str]) -> int:
     """Run a trained policy on fresh episodes."""
-    options = parse(_Eval, words, prog="freerun eval", description=evaluate.__doc__)
+    options = parse(_EvalFlags, words, prog="freerun eval", description=evaluate.__doc__)
+    # Isaac Sim must be started before torch is imported, which making a policy does.
     simulator_start.start_for(options.run_dir)
     from freerun.run import evaluation
 
@@ -61,7 +65,7 @@ def evaluate(words: list[str]) -> int:
     return 0
 
 
-def _print_comparison(evaluations: dict[str, Any]) -> None:
+def _print_comparison(evaluations: dict[str, Evaluation]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("policy")
     table.add_column("mean return", justify="right")

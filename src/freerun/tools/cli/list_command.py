@@ -11,13 +11,13 @@ from freerun.settings.flag_parsing import parse
 
 
 @dataclass(frozen=True)
-class _List:
+class _ListFlags:
     """List environments, algorithms, modes, trackers and presets."""
 
 
 def list_names(words: list[str]) -> int:
     """List environments, algorithms, modes, trackers and presets."""
-    parse(_List, words, prog="freerun list")
+    parse(_ListFlags, words, prog="freerun list")
     from freerun.adapters import catalog
     from freerun.settings import presets, registry
 

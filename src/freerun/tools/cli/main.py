@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))
         finally:
-            sys.stdout.flush()
+            sys.stdout.flush()  # here, because Python would report a broken pipe at its exit in its own words
     except BrokenPipeError:
         if not _is_unread(sys.stdout):
             raise

@@ -12,7 +12,7 @@ from freerun.settings.flag_parsing import parse
 
 
 @dataclass(frozen=True)
-class _Plot:
+class _PlotFlags:
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """The file to write: .png, .svg or .pdf, or .html to zoom in."""
     paths: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN_DIR")]] = (Path("runs"),)
@@ -28,7 +28,7 @@ class _Plot:
 
 def plot(words: list[str]) -> int:
     """Draw learning curves, timelines or scaling of runs."""
-    options = parse(_Plot, words, prog="freerun plot", description=plot.__doc__)
+    options = parse(_PlotFlags, words, prog="freerun plot", description=plot.__doc__)
     from freerun.tools.plots import drawing, learning_curves, panels, timeline_panels
 
     runs = panels.find_runs(options.paths)

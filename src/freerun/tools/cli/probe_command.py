@@ -9,10 +9,11 @@ from rich.console import Console
 
 from freerun.core import UserError
 from freerun.settings.flag_parsing import parse, parse_known
+from freerun.tools.cli import report_console
 
 
 @dataclass(frozen=True)
-class _Probe:
+class _ProbeFlags:
     json: bool = False
     """Print everything as JSON."""
     workers: str | None = None
@@ -24,8 +25,8 @@ def probe(words: list[str]) -> int:
     about = f"{probe.__doc__} It takes all flags of `freerun train` too: they say what would be trained, and how."
     # The help of `freerun train` would hide the two flags of this command.
     if {"-h", "--help"} & set(words):
-        parse(_Probe, ["--help"], prog="freerun probe ENV", description=about)
-    options, rest = parse_known(_Probe, words)
+        parse(_ProbeFlags, ["--help"], prog="freerun probe ENV", description=about)
+    options, rest = parse_known(_ProbeFlags, words)
     from freerun.settings.registry import real_name
     from freerun.tools.cli.train_flags import Flags
     from freerun.tools.probe import auto_mode, probe_report
@@ -34,6 +35,7 @@ def probe(words: list[str]) -> int:
     flags = Flags.read(rest, None)
     given = flags.options.get("mode", auto_mode.AUTO)
     modes = auto_mode.candidates() if given == auto_mode.AUTO else [real_name(given)]
+    # On stderr, so that --json leaves nothing but JSON on stdout.
     with Console(stderr=True).status("probing") as status:
         found, configs = auto_mode.look(
             modes,
@@ -46,8 +48,7 @@ def probe(words: list[str]) -> int:
     if options.json:
         print(probe_report.to_json(found, config, rest))
     else:
-        console = Console()
-        probe_report.print_report(found, config, console if console.is_terminal else Console(width=140), rest)
+        probe_report.print_report(found, config, report_console(140), rest)
     return 0
 
 

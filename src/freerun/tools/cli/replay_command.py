@@ -10,7 +10,7 @@ from freerun.tools.cli import RunDir, Trusted
 
 
 @dataclass(frozen=True)
-class _Replay:
+class _ReplayFlags:
     run_dir: RunDir
     """The folder of a run."""
     until_update: int | None = None
@@ -20,7 +20,7 @@ class _Replay:
 
 def replay(words: list[str]) -> int:
     """Replay a run in one process, from its ledger: the same steps, the same updates, the same weights."""
-    options = parse(_Replay, words, prog="freerun replay", description=replay.__doc__)
+    options = parse(_ReplayFlags, words, prog="freerun replay", description=replay.__doc__)
     from freerun.run.replay_run import replay as replay_run
 
     try:

@@ -9,7 +9,7 @@ from freerun.settings.flag_parsing import parse_known
 
 
 @dataclass(frozen=True)
-class _Simulator:
+class _SimulatorFlags:
     """The flags that decide whether and how Isaac Sim is started."""
 
     task: str | None = None
@@ -27,7 +27,7 @@ def start(words: list[str]) -> str | None:
     from freerun.adapters.isaac_launch import is_isaac_task, start_app
     from freerun.adapters.tensor_envs import find_builder
 
-    simulator, _ = parse_known(_Simulator, words)
+    simulator, _ = parse_known(_SimulatorFlags, words)
     task = simulator.task or next(filter(find_builder, words), None)
     if is_isaac_task(task):
         start_app(simulator.device, simulator.headless)
@@ -41,9 +41,12 @@ def start_for(run_dir: Path) -> None:
     from freerun.adapters.isaac_launch import is_isaac_task, start_app
     from freerun.persistence.files import read_json
 
+    # A checkpoint lies two folders below its run: RUN_DIR/checkpoints/NAME.
     for folder in (run_dir, *list(run_dir.parents)[:2]):
         if (folder / "config.json").is_file():
             config = read_json(folder / "config.json")
             if is_isaac_task(config.get("env")):
-                start_app(config.get("device", _Simulator.device), config.get("headless", _Simulator.headless))
+                start_app(
+                    config.get("device", _SimulatorFlags.device), config.get("headless", _SimulatorFlags.headless)
+                )
             return

@@ -12,12 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
-from freerun.tools.cli import INTERRUPTED, simulator_start
+from freerun.tools.cli import INTERRUPTED, report_console, simulator_start
 
 
 def train(words: list[str]) -> int:
     """Train an agent on an environment."""
-    task = simulator_start.start(words)
+    task = simulator_start.start(words)  # Isaac Sim must be started before torch is imported
     from freerun import experiment
     from freerun.run import resume
     from freerun.tools.cli.train_flags import Flags
@@ -51,6 +51,7 @@ def train(words: list[str]) -> int:
     if not config.quiet:
         _print_timeline(result.run_dir, summary["advice"])
     if result.page is not None and sys.stdin.isatty() and summary["outcome"] == "finished":
+        # Somebody sits at this terminal and may still look at the page.
         _show_on(result.page, result.run_dir)
     if not result.is_kept:
         print("freerun: not everything could be written to the run folder, see above", file=sys.stderr)
@@ -90,8 +91,7 @@ def _print_timeline(run_dir: Path, advice: str | None) -> None:
 
     recording = RecordedTimeline.of(run_dir)
     if recording is not None:
-        console = Console(stderr=True)
-        console = console if console.is_terminal else Console(stderr=True, width=160)
+        console = report_console(160, stderr=True)
         console.print(chart(recording, console.width))
         if advice:
             _print_words(f"Advice: {advice}", console)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import tyro
 
-from freerun.core.flag_markers import COMMON
+from freerun.core.declared_settings import COMMON
 from freerun.settings.config import HELP_GROUPS
 from freerun.settings.flag_parsing import parse
 

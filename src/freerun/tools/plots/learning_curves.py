@@ -12,7 +12,7 @@ import numpy as np
 from freerun.core import Array, UserError
 from freerun.persistence.files import read_json
 from freerun.persistence.metric_records import read_records
-from freerun.persistence.seed_groups import without_seed
+from freerun.persistence.run_folder import without_seed
 from freerun.tools.plots.panels import Panel, PlotLine, read_each
 
 NUM_POINTS = 100

@@ -16,15 +16,14 @@ from freerun.settings.factories import episodes_per_update
 from freerun.settings.registry import MODES, find_mode, mode_name, reference_mode
 from freerun.tools.probe import probe_cache
 from freerun.tools.probe.forecast import WAITS_BELOW, Forecast, forecast
-from freerun.tools.probe.measure import Environment, Measurement, measure
+from freerun.tools.probe.measure import Config, measure
+from freerun.tools.probe.measurement import Environment, Measurement
 
 AUTO = "auto"
 ABOUT_AS_FAST = 0.03
 """Two modes count as equally fast if their predictions differ by less than this share."""
 ENOUGH_WORKERS = 0.02
 """More workers are not worth it if they add less than this share."""
-
-Config = TrainConfig[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,12 @@ class Probe:
 
 
 def is_open(options: Mapping[str, Any]) -> bool:
+    """Return whether freerun is to choose the mode or the number of workers."""
     return AUTO in (options.get("mode"), options.get("num_workers"))
 
 
 def refuse(options: Mapping[str, Any], why: str) -> None:
+    """Raise UserError where `auto` is asked for and cannot be used."""
     if is_open(options):
         raise UserError(f"auto cannot be used here: {why}")
 
@@ -93,21 +94,24 @@ def look(
     for mode in modes:
         try:
             config = config_in(mode)
-            _check(mode, config)
+            check_mode(mode, config)
         except UserError as error:
             refused[mode] = str(error)
         else:
             configs[mode] = config
     if not configs:
+        # One reason for all modes, such as a wrong environment, need not be told for each of them.
         if len(set(refused.values())) == 1:
             raise UserError(next(iter(refused.values())))
         reasons = "; ".join(f"{mode}: {reason}" for mode, reason in refused.items())
         raise UserError(f"no mode can be used with these settings: {reasons}")
+    # Defaults are filled in for the measurement only: what is left open here may depend on the choice.
     whole = {mode: complete(config) for mode, config in configs.items()}
     measured = None if fresh else probe_cache.find(whole)
     is_cached = measured is not None
     if measured is None:
         measured = measure(whole, say)
+        # A figure from a busy machine must not decide later runs.
         if not measured.environment.is_unsure:
             probe_cache.keep(whole, measured)
     given = next(iter(configs.values())).num_workers
@@ -115,8 +119,8 @@ def look(
     return Probe(measured, forecast(measured, whole, counts), refused, is_cached), configs
 
 
-def _check(mode: str, config: Config) -> None:
-    """Refuse in one sentence what the mode would refuse when it starts."""
+def check_mode(mode: str, config: Config) -> None:
+    """Raise UserError if the mode would refuse these settings when it starts, or if a probe cannot predict it."""
     traits = find_mode(mode).traits
     if traits.probe is None:
         raise UserError(f"a probe cannot predict --mode {mode}, which declares no model: give --num-workers a number")
@@ -148,6 +152,7 @@ def _check(mode: str, config: Config) -> None:
 
 
 def with_workers(config: Config, num_workers: int) -> Config:
+    """Return the config with this number of workers, in whichever setting the mode has for it."""
     flag = find_mode(config.mode).traits.workers_flag
     if flag in (None, "--num-workers"):
         return dataclasses.replace(config, num_workers=num_workers)
@@ -165,6 +170,7 @@ def _speed(found: Forecast) -> float:
 def pick(forecasts: Sequence[Forecast]) -> Forecast:
     """The fastest; among those about as fast, the preferred mode, and then the fewest workers."""
     able = [found for found in forecasts if found.steps_per_second]
+    # Modes that drop steps, for example, are chosen only where nothing else is left.
     able = [found for found in able if find_mode(found.mode).traits.why_not_auto is None] or able
     if not able:
         raise UserError(
@@ -192,6 +198,7 @@ def sentence(probe: Probe) -> str:
 
 
 def why(best: Forecast, env: Environment) -> str:
+    """Say what limits the speed."""
     if env.is_unsure:
         return "a guess, for the machine is too busy to tell; probe again when it is quiet"
     if (best.learner_busy or 0.0) > 0.9:

@@ -29,8 +29,10 @@ Recipe = tuple[EnvName, dict[str, Any], int | None]
 """The arguments of a `GymnasiumFactory`."""
 MOST_STEPS = 20_000
 ENOUGH_STEPS, ENOUGH_EPISODES, ENOUGH_SECONDS = 3000, 20, 1.0
+"""The environment is played with until it has reached all three, the time that it is given, or MOST_STEPS."""
 LOOP_SECONDS = 0.4
 STEPS_AT_ONCE = 64
+"""Steps of one segment where the loop itself is timed: enough that handing a segment over costs little per step."""
 INFERENCES = 300
 INFERENCE_BATCH = 64
 
@@ -42,7 +44,7 @@ class EnvTrial:
         self._stacks = StackFile()
         self._ours, theirs = processes.context().Pipe()
         self._process = processes.start(_serve, theirs, cloudpickle.dumps(recipe), self._stacks)
-        theirs.close()
+        theirs.close()  # with a copy open here, the end of a dead process would never be seen
 
     def answer(self, doing: str, seconds: float) -> Any:
         """Wait for the answer; a failure in the process is raised here, with its traceback."""
@@ -54,13 +56,14 @@ class EnvTrial:
                 )
             kind, value = pickle.loads(self._ours.recv_bytes())
         except (EOFError, ConnectionResetError):
-            self._process.join(1.0)
+            self._process.join(1.0)  # the pipe closes a moment before the exit code is known
             raise WorkerDied(f"the process died in {doing} (exit code {self._process.exitcode})") from None
         if kind == "failure":
             raise value
         return value
 
-    def ask(self, request: str, *arguments: Any) -> None:
+    def ask(self, request: str, *arguments: object) -> None:
+        """Send a request, which is a public method of `_MeasuredEnv`; `answer` waits for what it returns."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `answer` will say that it died
             self._ours.send_bytes(cloudpickle.dumps((request, arguments)))
 
@@ -77,11 +80,12 @@ def _serve(connection: Connection, recipe: bytes, stacks: StackFile) -> None:
     processes.enter_worker()
     stacks.write_on_signal()
     try:
-        bench = _Bench(pickle.loads(recipe))
-        connection.send_bytes(pickle.dumps(("answer", (bench.construct_seconds, bench.factory.spec, bench.time_limit))))
+        measured = _MeasuredEnv(pickle.loads(recipe))
+        about = measured.construct_seconds, measured.factory.spec, measured.factory.spec.max_episode_steps
+        connection.send_bytes(pickle.dumps(("answer", about)))
         while True:
             request, arguments = pickle.loads(connection.recv_bytes())
-            answer = getattr(bench, request)(*arguments)
+            answer = getattr(measured, request)(*arguments)
             connection.send_bytes(pickle.dumps(("answer", answer)))
     except (EOFError, ConnectionResetError, BrokenPipeError):
         return  # the probe has ended
@@ -93,20 +97,35 @@ def _serve(connection: Connection, recipe: bytes, stacks: StackFile) -> None:
         )
 
 
-class _Bench:
+class Played(NamedTuple):
+    """What was seen of an environment while it was played with."""
+
+    step_seconds: list[float]
+    reset_seconds: list[float]
+    episode_lengths: list[int]
+    cpu_share: float
+    stolen_share: float
+    loop_seconds: float
+    """Seconds per step that a worker spends outside the environment, when it hands over many steps at once."""
+    megabytes: float
+
+
+class _MeasuredEnv:
+    """The environment inside the process. Each public method answers the request of its name."""
+
     def __init__(self, recipe: Recipe):
         self.factory = GymnasiumFactory(*recipe)
         started = time.perf_counter()
         self._lane = self.factory.make_one()
         self.construct_seconds = time.perf_counter() - started
-        self.time_limit = self.factory.spec.max_episode_steps
 
-    def play(self, policy: Policy, most_seconds: float) -> dict[str, Any]:
+    def play(self, policy: Policy, most_seconds: float) -> Played:
         """Play as a worker does, with a clock around the environment."""
         timed = _TimedEnv(self._lane)
         solo = SingleEnvRollout(timed, self.factory.spec, policy, run_seed=0)  # type: ignore[arg-type]
-        segments = solo.segments(1, next_from(itertools.count()))  # a step may take seconds
-        next(segments)  # what is only slow the first time
+        # One step at a time, because a step may take seconds and the time is looked at between segments.
+        segments = solo.segments(1, next_from(itertools.count()))
+        next(segments)  # the first step and reset may load or compile something
         timed.forget()
         started, used, queued, sleeps = time.perf_counter(), time.process_time(), _queued_seconds(), _num_sleeps()
         while not timed.is_enough(time.perf_counter() - started, most_seconds):
@@ -115,18 +134,17 @@ class _Bench:
         queued, sleeps = _queued_seconds() - queued, _num_sleeps() - sleeps
         longest = max(timed.step_seconds + timed.reset_seconds)
         cpu_share, stolen_share = core_use(wall, cpu, queued, sleeps, longest, timed.seconds)
-        return {
-            "step_seconds": timed.step_seconds,
-            "reset_seconds": timed.reset_seconds or timed.first_reset_seconds,
-            "episode_lengths": timed.episode_lengths,
-            "cpu_share": cpu_share,
-            "stolen_share": stolen_share,
-            "loop_seconds": self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
-            "megabytes": psutil.Process().memory_full_info().uss / 1e6,
-        }
+        return Played(
+            timed.step_seconds,
+            timed.reset_seconds or timed.first_reset_seconds,
+            timed.episode_lengths,
+            cpu_share,
+            stolen_share,
+            self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
+            psutil.Process().memory_full_info().uss / 1e6,  # memory that no other process shares
+        )
 
     def _loop_seconds(self, policy: Policy, step_seconds: float) -> float:
-        """Seconds per step that a worker spends outside the environment, when it hands over many steps at once."""
         timed = _TimedEnv(self._lane)
         solo = SingleEnvRollout(timed, self.factory.spec, policy, run_seed=0)  # type: ignore[arg-type]
         at_once = max(1, min(STEPS_AT_ONCE, int(LOOP_SECONDS / step_seconds)))
@@ -134,6 +152,7 @@ class _Bench:
         next(segments)
         timed.forget()
         wall, _ = per_step(segments, at_once, LOOP_SECONDS)
+        # Seconds of the whole loop per step, minus those of the environment with its resets.
         return max(0.0, wall - timed.seconds / len(timed.step_seconds))
 
     def step_vector(
@@ -181,25 +200,28 @@ def core_use(
     """
     asleep = max(0.0, min(wall - cpu - queued, num_sleeps * longest_step))
     stolen_share = min(1.0, max(0.0, wall - cpu - asleep) / wall)
-    of_env = env_seconds * (1.0 - stolen_share)  # the environment's part of a core is stolen as often as the rest
+    # What is stolen hits the environment as often as the rest of the loop, so its own time shrinks by the same share.
+    of_env = env_seconds * (1.0 - stolen_share)
     return CoreUse(1.0 - min(1.0, asleep / max(of_env, 1e-9)), stolen_share)
 
 
 def _num_sleeps() -> int:
     """How often this thread has given its core away by itself, in order to sleep or to wait."""
+    # ru_nvcsw counts voluntary context switches. Only Linux counts them for one thread.
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
 
 
 def _queued_seconds() -> float:
     """Seconds so far in which this process was ready to run and had no core; 0 where the system does not count them."""
     try:
+        # Its fields: nanoseconds on a core, nanoseconds in the queue for one, number of time slices.
         return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
 
 
 def per_step(
-    segments: Iterator[Any], steps: int, seconds: float, most_seconds: float = 0.0, enough_steps: float = 0.0
+    segments: Iterator[object], steps: int, seconds: float, most_seconds: float = 0.0, enough_steps: float = 0.0
 ) -> tuple[float, float]:
     """Wall and processor seconds per step, measured for `seconds`, or up to `most_seconds` if the steps are too few."""
     started, used, num_steps, elapsed = time.perf_counter(), time.process_time(), 0, 0.0
@@ -211,17 +233,20 @@ def per_step(
 
 
 def inference_seconds(policy: Policy, spec: EnvSpec) -> tuple[float, float]:
+    """Return the seconds of one decision: alone, and as part of a batch."""
     space = spec.observation_space
     obs = np.zeros((INFERENCE_BATCH, *space.shape), space.dtype)
     noise = policy.draw(np.random.default_rng(0), INFERENCE_BATCH)
     head = np.zeros(policy.head_size, np.float32)
     act = policy.single()
+    # Another observation each time, because an actor may keep what it has computed for the last ones.
     others = itertools.cycle(np.random.default_rng(0).integers(0, 100, (INFERENCES, *space.shape)).astype(space.dtype))
-    alone = _best_of(lambda: act(next(others), noise[0], head))  # more than an actor caches
+    alone = _best_of(lambda: act(next(others), noise[0], head))
     return alone, _best_of(lambda: policy.act(obs, noise)) / INFERENCE_BATCH
 
 
-def _best_of(call: Callable[[], Any]) -> float:
+def _best_of(call: Callable[[], object]) -> float:
+    """Return the seconds of a call. The fastest of three rounds counts: other programs can only make a round slower."""
     call()
     found = []
     for _ in range(3):

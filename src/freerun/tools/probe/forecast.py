@@ -6,15 +6,14 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from freerun.collecting.modes.continuous import THREADS_PAY_OFF
 from freerun.core import Demand, Predictor, ProbeModel
-from freerun.settings.config import TrainConfig
 from freerun.settings.registry import find_mode
-from freerun.tools.probe.measure import Environment, Measurement, Overhead
+from freerun.tools.probe.measure import Config, Configs
+from freerun.tools.probe.measurement import Environment, Measurement, Overhead
 from freerun.tools.probe.predict import (
     FEWEST_EPISODES_DRAWN,
     Learning,
@@ -31,7 +30,9 @@ WAITS_BELOW = 0.5
 CROWDS = (10, 25, 50, 100)
 """Numbers of workers for environments that wait."""
 MEMORY_SHARE = 0.5
+"""The share of the memory that is free now which workers may fill."""
 CONTINUOUS_COLLECTORS = (1, 2, 4, 8, 16)
+"""Numbers of collectors of `continuous`, as far as they divide its number of environments."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,6 @@ class Forecast:
     learner_busy: float | None = None
     """The share of the time in which the learner would update."""
     note: str = ""
-
-
-Configs = Mapping[str, TrainConfig[Any, Any]]
-"""By mode, with everything filled in."""
 
 
 def forecast(measured: Measurement, configs: Configs, counts: Sequence[int] = ()) -> list[Forecast]:
@@ -70,7 +67,7 @@ def worker_counts(measured: Measurement) -> list[int]:
     return sorted(count for count in counts if count <= room)
 
 
-def _counts(measured: Measurement, mode: str, config: TrainConfig[Any, Any], counts: Sequence[int]) -> list[int]:
+def _counts(measured: Measurement, mode: str, config: Config, counts: Sequence[int]) -> list[int]:
     if find_mode(mode).traits.workers_flag is None:
         return [1]
     if _model(mode).predictor is Predictor.DROPPING_QUEUE:
@@ -80,7 +77,7 @@ def _counts(measured: Measurement, mode: str, config: TrainConfig[Any, Any], cou
     return list(counts) or worker_counts(measured)
 
 
-def _forecast(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Forecast:
+def _forecast(measured: Measurement, mode: str, config: Config, num_workers: int) -> Forecast:
     env, traits = measured.environment, find_mode(mode).traits
     in_segments = not traits.whole_episodes or config.collector.segment_steps is not None
     # A mode that takes turns can also hand over part of an episode, if the algorithm lets it.
@@ -101,6 +98,7 @@ def _model(mode: str) -> ProbeModel:
 def _overhead(measured: Measurement, mode: str) -> Overhead:
     model = _model(mode)
     found = measured.overheads.get(model.overhead_of or mode) or Overhead(0.0, 0.0)
+    # A unit is taken for an episode here.
     units_per_step = 1 / (measured.environment.mean_length or 1.0)
     return Overhead(
         found.worker + units_per_step * model.worker_seconds_per_unit,
@@ -128,6 +126,7 @@ def vector_seconds(env: Environment, num_envs: int) -> tuple[float, float]:
 
 def line(known: Mapping[str, float], size: int) -> float:
     """Interpolate between the known points, and extrapolate beyond the last."""
+    # JSON has no numbers as keys. The sizes were measured in rising order.
     sizes, values = [int(key) for key in known], list(known.values())
     if size <= sizes[-1]:
         return float(np.interp(size, sizes, values))
@@ -138,16 +137,17 @@ def line(known: Mapping[str, float], size: int) -> float:
 # ---------------------------------------------------------------------------------------------- a model for each mode
 
 
-def _sequential(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _sequential(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     learn = _learning(measured, mode).seconds_per_step
     collect, _ = vector_seconds(measured.environment, 1)
     return Rate(1 / (collect + learn), learn / (collect + learn))
 
 
-def _sync(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _sync(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     env = measured.environment
     around = line(measured.sync_seconds, num_workers)
     cpu = env.cpu_share * float(np.mean(env.step_seconds))
+    # A vector step ends when the slowest environment is done, or when the cores have done the work of all.
     barrier = [
         around + max(expected_max(env.step_seconds, active), active * cpu / measured.parallel_cores)
         for active in range(1, num_workers + 1)
@@ -157,11 +157,11 @@ def _sync(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_w
     return play_in_step(num_workers, _lengths(measured), [0.0, *barrier], reset, _learning(measured, mode), *limits)
 
 
-def _episodes(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _episodes(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     """Workers that play whole episodes, or segments, by themselves."""
     env = measured.environment
     segment_steps, num_envs = config.collector.segment_steps, config.collector.envs_per_worker
-    hand_over = _overhead(measured, mode).worker
+    hand_over = _overhead(measured, mode).worker  # processor time, so it adds to wall time and processor time alike
     wall, cpu = vector_seconds(env, num_envs)
     seconds = wall + hand_over
     cpu_share = min(1.0, (cpu + hand_over) / seconds)
@@ -176,7 +176,7 @@ def _episodes(measured: Measurement, mode: str, config: TrainConfig[Any, Any], n
     return play_rounds(*crowd, draw, learning, config.max_lag, None, env.time_limit, config.deterministic)
 
 
-def _batch(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _batch(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     collector = config.collector
     wall, cpu = vector_seconds(measured.environment, collector.num_envs)
     unit = Work(collector.unit_steps * wall, collector.unit_steps)
@@ -187,7 +187,7 @@ def _batch(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_
     )
 
 
-def _continuous(measured: Measurement, mode: str, config: TrainConfig[Any, Any], num_workers: int) -> Rate:
+def _continuous(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
     collector = dataclasses.replace(config.collector, num_collectors=num_workers)
     wall, cpu = vector_seconds(measured.environment, collector.envs_per_collector)
     in_threads = collector.collector_kind == "thread"
@@ -197,7 +197,7 @@ def _continuous(measured: Measurement, mode: str, config: TrainConfig[Any, Any],
     return never_waiting(num_workers, wall, cpu, learn, measured.parallel_cores, in_threads)
 
 
-_PREDICTORS: dict[Predictor, Callable[[Measurement, str, TrainConfig[Any, Any], int], Rate]] = {
+_PREDICTORS: dict[Predictor, Callable[[Measurement, str, Config, int], Rate]] = {
     Predictor.ALTERNATING: _sequential,
     Predictor.LOCKSTEP: _sync,
     Predictor.SCHEDULED_UNITS: _episodes,
@@ -208,7 +208,7 @@ _PREDICTORS: dict[Predictor, Callable[[Measurement, str, TrainConfig[Any, Any], 
 
 def _lengths(measured: Measurement) -> Callable[[], int]:
     rng = np.random.default_rng(0)
-    lengths = measured.environment.lengths or (1_000_000,)
+    lengths = measured.environment.lengths or (1_000_000,)  # without an end, episodes practically never end
     drawn = rng.choice(lengths, max(FEWEST_EPISODES_DRAWN, len(lengths))).tolist()
     return itertools.cycle(drawn).__next__
 

@@ -10,7 +10,6 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,188 +20,96 @@ from freerun.adapters.noise_env import NoiseEnv
 from freerun.collecting.modes.thread_trial import speed_up_by_threads
 from freerun.collecting.rollouts.rollout import next_from
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
-from freerun.core import Algorithm, Demand, EnvSpec, Predictor, StartPoint, UserError, background_stages
+from freerun.core import Algorithm, Demand, EnvSpec, Policy, Predictor, StartPoint, UserError, background_stages
 from freerun.run.pool import Pool, worker_modules
 from freerun.settings.config import TrainConfig
 from freerun.settings.factories import env_recipe, make_algorithm
 from freerun.settings.registry import find_mode
-from freerun.tools.probe.env_trial import STEPS_AT_ONCE, EnvTrial, per_step
+from freerun.tools.bench.load_meter import cpu_seconds
+from freerun.tools.probe.env_trial import STEPS_AT_ONCE, EnvTrial, Played, per_step
+from freerun.tools.probe.measurement import DEFAULT_EPISODE_STEPS, Environment, Measurement, Overhead, UpdateCost
 from freerun.transport import processes
 
 logger = logging.getLogger("freerun")
+
+Config = TrainConfig[Any, Any]
+"""The settings of a run with any algorithm and any mode."""
+Configs = Mapping[str, Config]
+"""By mode. They differ in nothing else."""
 
 BUILD_SECONDS = 30.0
 """How long an environment may take to be built."""
 STEP_SECONDS = 15.0
 """How long a step or a reset may take."""
 PLAY_SECONDS = 5.0
+"""How long the environment is played with."""
 RACE_SECONDS = 0.6
 RACES = 3
+"""An odd number, so that one race in which the machine was disturbed is not the median."""
 MOST_RACERS = 16
+"""The largest number of workers in a race. The speed of further cores is extrapolated."""
 VECTOR_SIZES = (16, 64)
 """Numbers of environments per collector that are measured: the defaults of `continuous` and of `batch`."""
 LONGEST_VECTOR_SECONDS = 3.0
 """A vector that would take longer than this to measure is extrapolated instead."""
 MOST_VECTOR_SECONDS = 2.5
 SAMPLE = 2000
-DEFAULT_EPISODE_STEPS = 200
-"""The length of the stand-in's episodes if no episode of the environment has ended."""
+"""The number of step times that are kept: the predictions draw from them, and the cache stays small."""
 MODE_SECONDS = 0.6
+"""How long each mode collects from the stand-in."""
 SLOW_STEP_SECONDS = 0.5
 """Environments slower than this are not tried out in threads: it would take too long."""
 SYNC_SIZES = (1, 2, 6)
+"""Numbers of environments for which a step of `sync` is measured; other numbers are interpolated."""
 UPDATE_SECONDS = 1.5
 ENOUGH_UPDATES = 5
 MOST_UPDATE_SECONDS = 8.0
-TOO_BUSY = 0.2
-"""If other programs had the core for more than this share of the time, the measurement is not trusted."""
+"""How long a learner may take until its second update has ended, which is the first one that counts."""
 
 
-@dataclass(frozen=True)
-class Environment:
-    """What was measured of one environment."""
-
-    construct_seconds: float
-    reset_seconds: tuple[float, ...]
-    step_seconds: tuple[float, ...]
-    """A sample, in the order it came."""
-    cpu_share: float
-    """Processor time over time, while the environment steps and resets: 1 computes, 0 sleeps or waits."""
-    loop_seconds: float
-    """Seconds per step that a worker spends outside the environment: on inference and on recording the step."""
-    episode_lengths: tuple[int, ...]
-    time_limit: int | None
-    megabytes: float
-    """Memory that each worker adds."""
-    vectors: dict[str, tuple[float, float]]
-    """By the number of environments of a collector: its wall and processor seconds per step, with inference and
-    resets."""
-    threads_speed_up: float | None
-    """Steps per second of two threads over those of one: 1 if steps hold Python's lock."""
-    stolen_share: float = 0.0
-    """The share of the trial in which other programs had the core."""
-
-    @property
-    def is_unsure(self) -> bool:
-        """True if the machine was too busy to tell how fast the environment steps."""
-        return self.stolen_share > TOO_BUSY
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Episode lengths; empty if no episode has ended and there is no time limit."""
-        return self.episode_lengths or ((self.time_limit,) if self.time_limit else ())
-
-    @property
-    def mean_length(self) -> float | None:
-        return float(np.mean(self.lengths)) if self.lengths else None
-
-    @property
-    def seconds_per_step(self) -> float:
-        """Mean seconds of a step, with its share of the resets."""
-        resets = float(np.mean(self.reset_seconds)) if self.reset_seconds else 0.0
-        return float(np.mean(self.step_seconds)) + resets / (self.mean_length or DEFAULT_EPISODE_STEPS)
-
-
-@dataclass(frozen=True)
-class UpdateCost:
-    """What one update of the algorithm takes, on the device of the run."""
-
-    demand: dict[str, Any]
-    steps: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """Processor seconds per step that a mode takes for handing over: in a worker, and in the learner's process."""
-
-    worker: float
-    learner: float
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """All that a probe measures; `probe_cache` keeps it as JSON."""
-
-    environment: Environment
-    cores: int
-    parallel_cores: float
-    """The speed of all cores together, as a multiple of one core: less than their number if they share a cache."""
-    inference_seconds: float
-    batched_inference_seconds: float
-    """Per environment, in a batch of 64."""
-    updates: dict[str, UpdateCost]
-    """By mode."""
-    overheads: dict[str, Overhead]
-    sync_seconds: dict[str, float]
-    """By the number of environments: overhead of one vector step, in seconds, without the environments' own time."""
-    available_megabytes: float
-    took_seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Measurement:
-        """The reverse of `to_json`; raises TypeError or KeyError if the content is something else."""
-        env = dict(found["environment"])
-        for name in ("reset_seconds", "step_seconds", "episode_lengths"):
-            env[name] = tuple(env[name])
-        env["vectors"] = {size: tuple(pair) for size, pair in env["vectors"].items()}
-        return cls(
-            **{
-                **found,
-                "environment": Environment(**env),
-                "updates": {mode: UpdateCost(**update) for mode, update in found["updates"].items()},
-                "overheads": {mode: Overhead(**cost) for mode, cost in found["overheads"].items()},
-            }
-        )
-
-
-def measure(configs: Mapping[str, TrainConfig[Any, Any]], say: Callable[[str], None]) -> Measurement:
-    """Measure with the settings that a run would have in each of these modes; the configs differ in nothing else."""
+def measure(configs: Configs, say: Callable[[str], None]) -> Measurement:
+    """Measure with the settings that a run would have in each of these modes."""
     started = time.perf_counter()
     config = next(iter(configs.values()))
     processes.preload([*worker_modules(config.env), "freerun.tools.probe.env_trial"])
     with contextlib.closing(EnvTrial(env_recipe(config))) as trial:
         say("building the environment")
         construct_seconds, spec, time_limit = trial.answer("building the environment", BUILD_SECONDS)
-        stand_in = GymnasiumFactory(NoiseEnv, _stand_in_args(spec, DEFAULT_EPISODE_STEPS))
-        policy = make_algorithm(config, stand_in).policy
+        # The policy needs the spaces alone, so that a second environment need not be built here.
+        policy = make_algorithm(config, _stand_in(spec, DEFAULT_EPISODE_STEPS)).policy
         say("playing with it")
         trial.ask("play", policy, PLAY_SECONDS)
-        played = trial.answer("a step or a reset of the environment", PLAY_SECONDS + STEP_SECONDS)
-        step_mean = float(np.mean(played["step_seconds"]))
+        played: Played = trial.answer("a step or a reset of the environment", PLAY_SECONDS + STEP_SECONDS)
+        step_mean = float(np.mean(played.step_seconds))
         vectors: dict[str, tuple[float, float]] = {}
-        episode_steps = float(np.mean(played["episode_lengths"])) if played["episode_lengths"] else 0.0
+        episode_steps = float(np.mean(played.episode_lengths)) if played.episode_lengths else 0.0
         for num_envs in VECTOR_SIZES:
-            steps_seconds = 4 * num_envs * step_mean
-            if (
-                num_envs * construct_seconds + steps_seconds + num_envs * np.mean(played["reset_seconds"])
-                > LONGEST_VECTOR_SECONDS
-            ):
+            # Each environment is built, reset and stepped at least four times: two segments of two steps.
+            seconds_per_env = construct_seconds + float(np.mean(played.reset_seconds)) + 4 * step_mean
+            if num_envs * seconds_per_env > LONGEST_VECTOR_SECONDS:
                 continue
             trial.ask("step_vector", policy, num_envs, RACE_SECONDS, MOST_VECTOR_SECONDS, episode_steps)
             vectors[str(num_envs)] = trial.answer(f"stepping {num_envs} environments in turn", STEP_SECONDS)
         trial.ask("infer", policy)
         inference, batched = trial.answer("inference", STEP_SECONDS)
-        computes = played["cpu_share"] > 0.5
+        # Workers that sleep do not compete for cores, so a race of them would tell nothing about the cores.
+        computes = played.cpu_share > 0.5
         parallel_cores = _race(config, trial, policy, step_mean) if computes else float(num_cores())
     environment = Environment(
         construct_seconds,
-        _sample(played["reset_seconds"]),
-        _sample(played["step_seconds"]),
-        played["cpu_share"],
-        played["loop_seconds"],
-        tuple(played["episode_lengths"][-SAMPLE:]),
+        _sample(played.reset_seconds),
+        _sample(played.step_seconds),
+        played.cpu_share,
+        played.loop_seconds,
+        tuple(played.episode_lengths[-SAMPLE:]),
         time_limit,
-        played["megabytes"],
+        played.megabytes,
         vectors,
-        _threads(config) if step_mean < SLOW_STEP_SECONDS else None,
-        played["stolen_share"],
+        speed_up_by_threads(GymnasiumFactory(*env_recipe(config))) if step_mean < SLOW_STEP_SECONDS else None,
+        played.stolen_share,
     )
     length = round(environment.mean_length or DEFAULT_EPISODE_STEPS)
-    stand_in = GymnasiumFactory(NoiseEnv, _stand_in_args(spec, min(length, 2000)))
+    stand_in = _stand_in(spec, min(length, 2000))  # they must end within the short measurements below
     say("learning")
     updates = _updates(configs, stand_in)
     say("collecting in each mode")
@@ -234,19 +141,18 @@ def _sample(values: list[float]) -> tuple[float, ...]:
     return (*(values[row] for row in rows[:-1]), max(values))
 
 
-def _stand_in_args(spec: EnvSpec, episode_steps: int) -> dict[str, Any]:
-    return {
-        "observation_space": spec.observation_space,
-        "action_space": spec.action_space,
-        "episode_steps": episode_steps,
-    }
+def _stand_in(spec: EnvSpec, episode_steps: int) -> GymnasiumFactory:
+    """An environment of noise with the same spaces, whose steps cost nothing."""
+    spaces = {"observation_space": spec.observation_space, "action_space": spec.action_space}
+    return GymnasiumFactory(NoiseEnv, {**spaces, "episode_steps": episode_steps})
 
 
-def _race(config: TrainConfig[Any, Any], trial: EnvTrial, policy: Any, step_seconds: float) -> float:
-    """How many times as many steps per second one worker per core makes as a single worker."""
+def _race(config: Config, trial: EnvTrial, policy: Policy, step_seconds: float) -> float:
+    """Return how many times as many steps per second one worker per core makes as a single worker."""
     cores = min(num_cores(), MOST_RACERS)
     if cores == 1:
         return 1.0
+    # A segment takes at most a tenth of a race, so that all racers end at about the same time.
     at_once = max(1, min(STEPS_AT_ONCE, int(0.1 * RACE_SECONDS / step_seconds)))
 
     def race(*racers: EnvTrial) -> float:
@@ -262,31 +168,30 @@ def _race(config: TrainConfig[Any, Any], trial: EnvTrial, policy: Any, step_seco
             other.answer("building the environment", BUILD_SECONDS)
         # Both are measured in turns, because a machine that others use too changes its speed.
         ratios = [race(trial, *others) / race(trial) for _ in range(RACES)]
+    # Cores that did not race count as much as those that did: ratio * all cores / racing cores.
     return min(float(num_cores()), max(1.0, statistics.median(ratios)) * num_cores() / cores)
-
-
-def _threads(config: TrainConfig[Any, Any]) -> float | None:
-    return speed_up_by_threads(GymnasiumFactory(*env_recipe(config)))
 
 
 # ---------------------------------------------------------------------------------------------- the learner
 
 
-def _updates(configs: Mapping[str, TrainConfig[Any, Any]], stand_in: GymnasiumFactory) -> dict[str, UpdateCost]:
+def _updates(configs: Configs, stand_in: GymnasiumFactory) -> dict[str, UpdateCost]:
     """Measure one learner for each set of algorithm settings, on steps of the stand-in. They take turns, so that a
     machine which changes its speed favours none of them."""
-    gc.collect()  # all that was imported: once here rather than in the middle of one of few updates
-    learners: dict[Any, _Learner] = {}
+    # Collecting the garbage of all imports takes long: it happens here and not during one of the few updates.
+    gc.collect()
+    # Modes with the same algorithm settings share a learner, because their updates cost the same.
+    learners: dict[Any, _TimedLearner] = {}
     for config in configs.values():
         if config.algorithm not in learners:
-            learners[config.algorithm] = _Learner(make_algorithm(config, stand_in), stand_in)
+            learners[config.algorithm] = _TimedLearner(make_algorithm(config, stand_in), stand_in)
     unfinished = [*learners.values()]
     while unfinished:
         unfinished = [learner for learner in unfinished if learner.advance()]
     return {mode: learners[config.algorithm].result() for mode, config in configs.items()}
 
 
-class _Learner:
+class _TimedLearner:
     """An algorithm that learns from the stand-in, with a clock around its updates."""
 
     def __init__(self, algorithm: Algorithm, stand_in: GymnasiumFactory):
@@ -299,7 +204,8 @@ class _Learner:
 
     def advance(self) -> bool:
         """Make updates for a while; return False if there were enough of them before."""
-        num_timed = len(self._timed) - 1  # the first one allocates, compiles, and learns from all before it may learn
+        # The first update is not counted: it allocates memory, may compile, and may learn from more steps than others.
+        num_timed = len(self._timed) - 1
         most_seconds = UPDATE_SECONDS if num_timed > 0 else MOST_UPDATE_SECONDS
         if num_timed >= ENOUGH_UPDATES or self._seconds > most_seconds:
             return False
@@ -314,7 +220,7 @@ class _Learner:
     def _update(self) -> tuple[int, float]:
         num_steps, self._demand = 0, self._algorithm.demand()
         while self._algorithm.demand():
-            segment = next(self._episodes).copy()
+            segment = next(self._episodes).copy()  # the rollout writes the next episode into the same arrays
             self._algorithm.observe([segment])
             num_steps += segment.num_steps
         begun = time.perf_counter()
@@ -322,21 +228,19 @@ class _Learner:
         return max(1, num_steps), time.perf_counter() - begun
 
     def result(self) -> UpdateCost:
-        """The median cost. Stages that still run are waited for."""
+        """Return the update with the median seconds per step. Stages that still run are waited for."""
         for stage in background_stages(self._algorithm).values():
             if stage.is_busy:
                 stage.finish()
         timed = sorted(self._timed[1:] or self._timed, key=lambda pair: pair[1] / pair[0])
-        steps, seconds = timed[(len(timed) - 1) // 2]
+        steps, seconds = timed[(len(timed) - 1) // 2]  # one of the pairs, which a mean of two would not be
         return UpdateCost(dataclasses.asdict(self._demand), steps, seconds)
 
 
 # ---------------------------------------------------------------------------------------------- the modes
 
 
-def _overheads(
-    configs: Mapping[str, TrainConfig[Any, Any]], stand_in: GymnasiumFactory
-) -> tuple[dict[str, Overhead], dict[str, float]]:
+def _overheads(configs: Configs, stand_in: GymnasiumFactory) -> tuple[dict[str, Overhead], dict[str, float]]:
     """What each mode costs per step, measured with real workers on the stand-in, whose own steps cost nothing."""
     found: dict[str, Overhead] = {}
     sync_seconds: dict[str, float] = {}
@@ -344,27 +248,30 @@ def _overheads(
     for mode, config in configs.items():
         model = find_mode(mode).traits.probe
         assert model is not None  # `auto_mode` has refused modes without one
+        # One process hands nothing over, and a mode that is slow to start takes the overhead of another one.
         if model.predictor is Predictor.ALTERNATING or model.overhead_of is not None:
             continue
         if model.predictor is Predictor.LOCKSTEP:
+            # Seconds per vector step = seconds per step * environments.
             sync_seconds = {str(size): _collect(config, stand_in, size)[2] * size for size in SYNC_SIZES}
             continue
         # Two workers tell what a pair of them costs the learner; other modes have the number that they are set to.
         size = 2 if model.predictor is Predictor.SCHEDULED_UNITS else config.num_workers or 1
         worker, learner, _ = _collect(config, stand_in, size)
+        # What a worker takes beyond the loop without a mode is the price of handing over.
         found[mode] = Overhead(max(0.0, worker - loop), learner)
     return found, sync_seconds
 
 
-def _loop_seconds(config: TrainConfig[Any, Any], stand_in: GymnasiumFactory) -> float:
+def _loop_seconds(config: Config, stand_in: GymnasiumFactory) -> float:
     """Processor seconds per step of a loop over the stand-in that hands nothing over."""
     solo = SingleEnvRollout(stand_in.make_one(), stand_in.spec, make_algorithm(config, stand_in).policy, run_seed=0)
     segments = solo.segments(STEPS_AT_ONCE, next_from(itertools.count()))
-    next(segments)
+    next(segments)  # the first steps allocate and are slower
     return per_step(segments, STEPS_AT_ONCE, MODE_SECONDS / 2)[1]
 
 
-def _collect(config: TrainConfig[Any, Any], stand_in: GymnasiumFactory, num_workers: int) -> tuple[float, float, float]:
+def _collect(config: Config, stand_in: GymnasiumFactory, num_workers: int) -> tuple[float, float, float]:
     """Per step: processor seconds of the workers and of this process, and wall seconds."""
     config = dataclasses.replace(config, num_workers=num_workers)
     algorithm = make_algorithm(config, stand_in)
@@ -378,27 +285,18 @@ def _collect(config: TrainConfig[Any, Any], stand_in: GymnasiumFactory, num_work
             collector.publish(weights, version)
             return sum(segment.num_steps for segment in collector.collect(demand))
 
-        gather(0)
+        gather(0)  # workers start, which must not count
         children = psutil.Process().children(recursive=True)
-        theirs, mine, started = _cpu_seconds(children), time.process_time(), time.perf_counter()
+        theirs, mine, started = cpu_seconds(children), time.process_time(), time.perf_counter()
         num_steps, version = 0, 1
         while time.perf_counter() - started < MODE_SECONDS:
             num_steps += gather(version)
             version += 1
         seconds, mine = time.perf_counter() - started, time.process_time() - mine
-        theirs = _cpu_seconds(children) - theirs
+        theirs = cpu_seconds(children) - theirs
     except UserError as error:
         logger.info("mode %s was not tried: %s", config.mode, error)
         return 0.0, 0.0, 0.0
     finally:
         pool.close()
     return theirs / num_steps, mine / num_steps, seconds / num_steps
-
-
-def _cpu_seconds(children: list[psutil.Process]) -> float:
-    total = 0.0
-    for child in children:
-        with contextlib.suppress(psutil.Error):
-            times = child.cpu_times()
-            total += times.user + times.system
-    return total

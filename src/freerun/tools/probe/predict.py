@@ -16,8 +16,10 @@ from freerun.collecting.scheduling.rounds import Rounds
 from freerun.core import Demand
 
 WARM_UP_UPDATES = 2
+"""Simulated updates that do not count: all workers begin at the same time in the first one."""
 UPDATES = 8
 FEWEST_EPISODES_DRAWN = 512
+"""The number of episodes that are drawn in advance, with a fixed seed, and then used in turn."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Learning:
     """Time of updates and of receiving the data, per step that is learned from."""
 
     def missing(self, fresh_steps: int, fresh_units: int) -> Demand:
+        """Return what an update still needs when this much has arrived since the last one."""
         if self.demand.episodes:
             return Demand(episodes=max(0, self.demand.episodes - fresh_units))
         steps = max(0, self.demand.steps - fresh_steps)
@@ -78,6 +81,7 @@ def core_shares(num_workers: int, worker_demand: float, learner_demand: float, c
     """
     if num_workers * worker_demand + learner_demand <= cores:
         return 1.0, 1.0
+    # Serve the smallest demands first. Those who want more than an equal share of what is left all get that share.
     wanted = sorted([worker_demand] * num_workers + [learner_demand] * (learner_demand > 0))
     left, level = cores, 0.0
     for place, demand in enumerate(wanted):
@@ -115,6 +119,7 @@ class _Play:
         self._draw = draw
 
     def deal(self) -> None:
+        """Start units on idle workers, as far as the rounds allow."""
         while len(self._running) < self._num_workers and (number := self._rounds.next()) is not None:
             work = self._draw()
             heapq.heappush(self._running, (self._worker_clock + work.seconds, number, work.steps))
@@ -125,16 +130,15 @@ class _Play:
     def until_next(self) -> None:
         """Advance until a unit is finished, while the learner waits."""
         speed, _ = self._speeds(0.0)
-        end, number, steps = heapq.heappop(self._running)
-        self.now += (end - self._worker_clock) / speed
-        self._worker_clock = end
-        self._finish(number, steps)
+        self.now += (self._running[0][0] - self._worker_clock) / speed
+        self._finish_next()
 
     def learn(self, seconds: float) -> None:
         """Advance while the learner computes for that long on one core; workers go on with their units."""
         while seconds > 0:
             speed, learner_speed = self._speeds(1.0)
             needed = seconds / learner_speed
+            # Real time until a worker is done: its remaining seconds at full speed, over the speed it has now.
             to_next = (self._running[0][0] - self._worker_clock) / speed if self._running else math.inf
             if needed <= to_next:
                 self.now += needed
@@ -142,11 +146,10 @@ class _Play:
                 return
             self.now += to_next
             seconds -= to_next * learner_speed
-            end, number, steps = heapq.heappop(self._running)
-            self._worker_clock = end
-            self._finish(number, steps)
+            self._finish_next()
 
-    def _finish(self, number: int, steps: int) -> None:
+    def _finish_next(self) -> None:
+        self._worker_clock, number, steps = heapq.heappop(self._running)
         self._rounds.finish(number, _Unit(steps))  # type: ignore[arg-type]
         self.deal()
 
@@ -170,6 +173,7 @@ def play_rounds(
     total = 0
     for version in range(WARM_UP_UPDATES + UPDATES):
         fresh_steps = fresh_units = 0
+        # As in `training.train`: collect what is missing; where nothing is, take what has arrived, and update.
         while True:
             demand = learning.missing(fresh_steps, fresh_units)
             if demand:
@@ -206,8 +210,10 @@ def play_in_step(
     """Environments stepped together, in turns with the learner. An episode of a round that has no successor in it
     leaves its environment idle; `seconds_by_active[k]` is the time of a step when k are left."""
     if not learning.demand.whole_episodes:
+        # Nobody waits for the end of an episode, so all environments step all the time and no simulation is needed.
         vector_steps = math.ceil(learning.demand.steps / num_envs)
         mean_length = float(np.mean([lengths() for _ in range(FEWEST_EPISODES_DRAWN)]))
+        # An environment resets every mean_length steps: num_envs / mean_length resets per vector step, at most one.
         collect = vector_steps * (seconds_by_active[num_envs] + reset_seconds * min(1.0, num_envs / mean_length))
         learn = vector_steps * num_envs * learning.seconds_per_step
         return Rate(vector_steps * num_envs / (collect + learn), learn / (collect + learn))
@@ -226,8 +232,10 @@ def play_in_step(
                 while len(active) < num_envs and (number := rounds.next()) is not None:
                     length = lengths()
                     heapq.heappush(active, (step + length, number, length))
+                # Environments that reset together wait for each other once.
                 now += reset_seconds if len(active) > begun else 0.0
                 end, number, length = heapq.heappop(active)
+                # Until the next episode ends, the same number of environments steps together.
                 now += (end - step) * seconds_by_active[len(active) + 1]
                 step = end
                 rounds.finish(number, _Unit(length))  # type: ignore[arg-type]
@@ -247,7 +255,9 @@ def never_waiting(
     A queue that is full holds them back to what refreshes it. Threads share one core.
     """
     together = 1.0 if in_threads else cores
+    # Collectors that are faster than the learner spend this share of a core on steps that only replace older ones.
     if num_collectors / seconds > 1 / learn_seconds:
         together -= REFRESH_SHARE
+    # The cores do `cpu_seconds + learn_seconds` of work for each step that is collected and learned from.
     rate = min(num_collectors / seconds, 1 / learn_seconds, together / (cpu_seconds + learn_seconds))
     return Rate(rate, rate * learn_seconds)

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,17 @@ import gymnasium
 
 from freerun.core import UserError, callable_name
 from freerun.persistence.files import read_json, write_atomically
-from freerun.settings.config import TrainConfig
 from freerun.settings.factories import env_recipe
 from freerun.settings.registry import flatten_config
 from freerun.telemetry.tracking import TrackingConfig
-from freerun.tools.probe.measure import Measurement, num_cores
+from freerun.tools.probe.measure import Configs, num_cores
+from freerun.tools.probe.measurement import Measurement
 
 logger = logging.getLogger("freerun")
 
 FORMAT = 3
 """Raised when the fields of a `Measurement` change, so that older files are not found."""
+# A new version of any of these may change how fast an environment, a learner or a mode is.
 PACKAGES = ("freerun", "gymnasium", "numpy", "torch", "mujoco", "box2d", "ray")
 IGNORED = (
     *(field.name for field in dataclasses.fields(TrackingConfig)),
@@ -38,13 +39,14 @@ IGNORED = (
 
 
 def folder() -> Path:
+    """Return the folder of all measurements."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "freerun" / "probes"
 
 
-def find(configs: Mapping[str, TrainConfig[Any, Any]]) -> Measurement | None:
+def find(configs: Configs) -> Measurement | None:
     """The measurement that was kept; None if there is none, or none that can be read."""
-    path = _path(configs)
+    path = path_of(configs)
     if not path.is_file():
         return None
     try:
@@ -54,9 +56,9 @@ def find(configs: Mapping[str, TrainConfig[Any, Any]]) -> Measurement | None:
         return None
 
 
-def keep(configs: Mapping[str, TrainConfig[Any, Any]], measured: Measurement) -> None:
+def keep(configs: Configs, measured: Measurement) -> None:
     """Keep a measurement. A cache that cannot be written only costs a warning."""
-    path = _path(configs)
+    path = path_of(configs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, json.dumps({"measurement": measured.to_json()}).encode())
@@ -64,13 +66,16 @@ def keep(configs: Mapping[str, TrainConfig[Any, Any]], measured: Measurement) ->
         logger.warning("the probe is not kept: %s", error)
 
 
-def _path(configs: Mapping[str, TrainConfig[Any, Any]]) -> Path:
-    """The file's name is a digest, because arguments of an environment may be private."""
+def path_of(configs: Configs) -> Path:
+    """Return where the measurement for these settings is kept.
+
+    The name of the file is a digest, because arguments of an environment may be private.
+    """
     text = json.dumps(_key(configs), sort_keys=True, default=str)
     return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def _key(configs: Mapping[str, TrainConfig[Any, Any]]) -> dict[str, Any]:
+def _key(configs: Configs) -> dict[str, Any]:
     config = next(iter(configs.values()))
     env, env_args, time_limit = env_recipe(config)
     settings = {mode: flatten_config(config) for mode, config in sorted(configs.items())}
@@ -103,6 +108,7 @@ def _gpu(device: str) -> str | None:
 
 def _source(env: str | Callable[..., Any]) -> list[Any] | None:
     """Time and size of the environment's source file, so that an environment that was changed is probed again."""
+    # An id of Gymnasium stands for the callable that it was registered with.
     spec = gymnasium.registry.get(env) if isinstance(env, str) else None
     target = spec.entry_point if spec is not None else env
     module = callable_name(target).partition(":")[0] if target else ""

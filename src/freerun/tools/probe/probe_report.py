@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from rich import box
@@ -15,11 +14,11 @@ from rich.table import Table
 
 from freerun.collecting.modes.continuous import THREADS_PAY_OFF
 from freerun.core import Demand, callable_name
-from freerun.settings.config import TrainConfig
 from freerun.settings.registry import MODES, find_mode
 from freerun.tools.probe.auto_mode import Probe, sentence, why
 from freerun.tools.probe.forecast import WAITS_BELOW, Forecast, vector_seconds
-from freerun.tools.probe.measure import Environment
+from freerun.tools.probe.measure import Config
+from freerun.tools.probe.measurement import Environment
 from freerun.tools.probe.predict import expected_max, overlap_ceiling
 
 HEAVY_TAIL = 3.0
@@ -27,12 +26,14 @@ HEAVY_TAIL = 3.0
 
 
 def statistics(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean, some percentiles and the maximum."""
     found = np.array(values)
     quantiles = {f"p{percent}": float(np.percentile(found, percent)) for percent in (50, 95, 99)}
     return {"mean": float(found.mean()), **quantiles, "max": float(found.max())}
 
 
 def shown(seconds: float) -> str:
+    """Write a time with three digits, in the unit that suits it."""
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
         if seconds * scale >= 1.0:
             return f"{seconds * scale:.3g} {unit}"
@@ -113,7 +114,7 @@ def _about_overlap(probe: Probe) -> str:
     )
 
 
-def to_json(probe: Probe, config: TrainConfig[Any, Any], words: Sequence[str]) -> str:
+def to_json(probe: Probe, config: Config, words: Sequence[str]) -> str:
     measured, env = probe.measured, probe.measured.environment
     best = probe.best
     return json.dumps(
@@ -153,7 +154,7 @@ def to_json(probe: Probe, config: TrainConfig[Any, Any], words: Sequence[str]) -
     )
 
 
-def print_report(probe: Probe, config: TrainConfig[Any, Any], console: Console, words: Sequence[str]) -> None:
+def print_report(probe: Probe, config: Config, console: Console, words: Sequence[str]) -> None:
     measured, env = probe.measured, probe.measured.environment
     console.print(f"[bold]{callable_name(config.env)}[/bold], {config.algo} on {config.device}", highlight=False)
     console.print(_times(env))
@@ -189,6 +190,7 @@ def _predictions(probe: Probe) -> Table:
     """A row per mode, a column per number of workers; the recommended cell stands out."""
     best = probe.best
     found_modes = dict.fromkeys(found.mode for found in probe.forecasts)
+    # In the order of the registry; modes of the user's own come last.
     modes = sorted(found_modes, key=lambda mode: [*MODES, *found_modes].index(mode))
     counts = sorted({found.num_workers for found in probe.forecasts})
     by_place = {(found.mode, found.num_workers): found for found in probe.forecasts}

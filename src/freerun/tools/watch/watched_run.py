@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,8 @@ class WatchedTimeline:
         self.tracks: list[str] = []
         self._offsets: list[tuple[float, int]] = []
         """The time at the end of each line, and where the line begins."""
-        self._cache: OrderedDict[int, TimelineRecord] = OrderedDict()
+        # A page that moves along the timeline asks for the same lines again and again.
+        self._moment = functools.lru_cache(MOST_LINES_CACHED)(self._read_moment)
         self.figures: dict[str, float] = {}
 
     def read_new(self) -> None:
@@ -118,16 +119,10 @@ class WatchedTimeline:
             return np.zeros((len(self.tracks), num_cells, len(STATE_NAMES)), np.float32)
         return spread_blocks(np.concatenate(blocks), len(self.tracks), start, width, num_cells) / width
 
-    def _moment(self, offset: int) -> TimelineRecord:
-        if offset in self._cache:
-            self._cache.move_to_end(offset)
-            return self._cache[offset]
+    def _read_moment(self, offset: int) -> TimelineRecord:
         with self._file.path.open("rb") as file:
             file.seek(offset)
-            moment = self._cache[offset] = read_timeline_record(file.readline(), len(self.tracks))
-        if len(self._cache) > MOST_LINES_CACHED:
-            self._cache.popitem(last=False)
-        return moment
+            return read_timeline_record(file.readline(), len(self.tracks))
 
 
 class WatchedRun:

@@ -1,14 +1,27 @@
-"""The settings of a mode: what every collector is built with, and what one mode adds as flags."""
+"""Settings: the mark of those that --help shows, what every collector is built with, and what a mode or an environment
+adds as flags of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import gymnasium
 
 from freerun.core.accounting import Incident, NoTracks, StartPoint, Tracks
-from freerun.core.data import Demand
+from freerun.core.data import Demand, Metrics
 from freerun.core.seeds import RunSeed
+
+Setting = TypeVar("Setting")
+COMMON = "shown by --help"
+Common = Annotated[Setting, COMMON]
+"""Marks a setting that most people need, as in `learning_rate: Common[float] = 3e-4`. `freerun train --help` shows the
+common settings, and `--help-all` shows all of them."""
+EnvTarget = str | Callable[..., gymnasium.Env[Any, Any]]
+"""What an environment is made by: its Gymnasium id, `module:callable`, or a callable."""
+Baseline = Callable[[gymnasium.Env[Any, Any], RunSeed, int], list[float]]
+"""A policy that learns nothing: it plays a number of episodes of a seed and returns their returns."""
 
 Acceleration = Literal["auto", "none", "graph", "compile"]
 """How repeated steps run on a GPU: graph records them as CUDA graphs, compile also fuses their kernels before that."""
@@ -92,3 +105,32 @@ class ModeOptions:
 
     def check(self, demand: Demand) -> None:
         """Raise UserError if the mode cannot serve an algorithm with this demand. By default it can serve all."""
+
+
+@dataclass(frozen=True)
+class EnvSettings:
+    """Settings of one environment. The fields of a subclass become flags and keys of config.json for it alone.
+
+    The catalog names the subclass of each environment that has one. This base class serves all other environments.
+    """
+
+    series_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields that list the trainings of a series. The first one takes their names; messages call them by it."""
+    trial_columns: ClassVar[Mapping[str, str]] = {"trial_return": "{:.1f}"}
+    """The figures of `trial_figures`, and how the table of a series writes each of them."""
+
+    def recipe(self, env: EnvTarget, env_args: Mapping[str, Any]) -> tuple[EnvTarget, dict[str, Any]]:
+        """Return what builds the environment, and all of its arguments."""
+        return env, dict(env_args)
+
+    def series(self) -> Mapping[str, EnvSettings]:
+        """Return the settings of each training by its name, where several trainings follow each other."""
+        return {}
+
+    def trial_figures(self, env: gymnasium.Env[Any, Any], episode_return: float) -> Metrics:
+        """Judge the episode that was just played on `env`, for the table of a series."""
+        return {"trial_return": episode_return}
+
+    def baselines(self) -> Mapping[str, Baseline]:
+        """Return the policies that `freerun eval --compare` plays beside the trained one."""
+        return {}

@@ -1,0 +1,116 @@
+"""What a probe has measured: plain data, which `probe_cache` keeps as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+DEFAULT_EPISODE_STEPS = 200
+"""The length of the stand-in's episodes if no episode of the environment has ended."""
+TOO_BUSY = 0.2
+"""If other programs had the core for more than this share of the time, the measurement is not trusted."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What was measured of one environment."""
+
+    construct_seconds: float
+    reset_seconds: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    """A sample, in the order it came."""
+    cpu_share: float
+    """Processor time over time, while the environment steps and resets: 1 computes, 0 sleeps or waits."""
+    loop_seconds: float
+    """Seconds per step that a worker spends outside the environment: on inference and on recording the step."""
+    episode_lengths: tuple[int, ...]
+    time_limit: int | None
+    megabytes: float
+    """Memory that each worker adds."""
+    vectors: dict[str, tuple[float, float]]
+    """By the number of environments of a collector: its wall and processor seconds per step, with inference and
+    resets."""
+    threads_speed_up: float | None
+    """Steps per second of two threads over those of one: 1 if steps hold Python's lock."""
+    stolen_share: float = 0.0
+    """The share of the trial in which other programs had the core."""
+
+    @property
+    def is_unsure(self) -> bool:
+        """True if the machine was too busy to tell how fast the environment steps."""
+        return self.stolen_share > TOO_BUSY
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Episode lengths; empty if no episode has ended and there is no time limit."""
+        return self.episode_lengths or ((self.time_limit,) if self.time_limit else ())
+
+    @property
+    def mean_length(self) -> float | None:
+        return float(np.mean(self.lengths)) if self.lengths else None
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean seconds of a step, with its share of the resets: step + reset / episode length."""
+        resets = float(np.mean(self.reset_seconds)) if self.reset_seconds else 0.0
+        return float(np.mean(self.step_seconds)) + resets / (self.mean_length or DEFAULT_EPISODE_STEPS)
+
+
+@dataclass(frozen=True)
+class UpdateCost:
+    """What one update of the algorithm takes, on the device of the run."""
+
+    demand: dict[str, Any]
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Processor seconds per step that a mode takes for handing over: in a worker, and in the learner's process."""
+
+    worker: float
+    learner: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All that a probe measures."""
+
+    environment: Environment
+    cores: int
+    parallel_cores: float
+    """The speed of all cores together, as a multiple of one core: less than their number if they share a cache."""
+    inference_seconds: float
+    batched_inference_seconds: float
+    """Per environment, in a batch of 64."""
+    updates: dict[str, UpdateCost]
+    """By mode."""
+    overheads: dict[str, Overhead]
+    sync_seconds: dict[str, float]
+    """By the number of environments: overhead of one vector step, in seconds, without the environments' own time."""
+    available_megabytes: float
+    took_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Measurement:
+        """The reverse of `to_json`; raises TypeError or KeyError if the content is something else."""
+        env = dict(found["environment"])
+        for name in ("reset_seconds", "step_seconds", "episode_lengths"):
+            env[name] = tuple(env[name])
+        env["vectors"] = {size: tuple(pair) for size, pair in env["vectors"].items()}
+        return cls(
+            **{
+                **found,
+                "environment": Environment(**env),
+                "updates": {mode: UpdateCost(**update) for mode, update in found["updates"].items()},
+                "overheads": {mode: Overhead(**cost) for mode, cost in found["overheads"].items()},
+            }
+        )
