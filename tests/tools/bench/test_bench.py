@@ -13,11 +13,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import bench_results
 import pytest
 
+from freerun.core import UserError
 from freerun.tools.bench import load_meter
 from freerun.tools.bench.bench_options import BenchOptions
-from freerun.tools.bench.results import Results
+from freerun.tools.bench.bench_run import bench, write_reports
+from freerun.tools.bench.results import Results, check_changes
 from freerun.tools.cli.main import main
 
 TESTS = Path(__file__).parents[2]
@@ -182,3 +185,16 @@ def test_a_bench_from_elsewhere_runs_no_code_that_is_not_named_again(
     main(["bench", "--resume", str(folder), *trusted, "--repeats", "1"])
     assert "names code" not in capsys.readouterr().err
     assert imported.exists()
+
+
+def test_secrets_of_an_environment_stand_in_no_report(tmp_path: Path) -> None:
+    found = bench_results.results(
+        bench_results.case("pipes", 10, 900.0, 910.0), env_args={"api_key": "swordfish-1234", "size": 7}
+    )
+    write_reports(found, tmp_path)
+    for name in ("report.json", "report.md", "report.html"):
+        assert "swordfish-1234" not in (tmp_path / name).read_text()
+    resumed = Results.read(tmp_path)
+    with pytest.raises(UserError, match="--env-args api_key is a secret"):
+        bench(resumed.options, print, resumed)
+    check_changes(resumed.options, found.options)  # given again, it is taken for the same

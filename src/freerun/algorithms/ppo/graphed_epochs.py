@@ -49,7 +49,8 @@ class GraphedEpochs:
     def run(self, batch: TrainingBatch, minibatches: Sequence[Tensor]) -> Tensor:
         """Take one gradient step per minibatch; all have the same size. Returns the means of `GraphBuffers.sums`."""
         order = torch.stack(list(minibatches))
-        if self._buffers is None or self._buffers.minibatches.shape != order.shape:
+        shapes = (order.shape, batch.obs.shape)  # more epochs of fewer rows may have minibatches of the same shape
+        if self._buffers is None or (self._buffers.minibatches.shape, self._buffers.batch.obs.shape) != shapes:
             cursor = torch.zeros(1, dtype=torch.int64, device=self._device)
             self._buffers = GraphBuffers(batch, order, cursor, torch.zeros(4, device=self._device))
             self._graphed_step = GraphedStep(self._step_once, self._device, (), self._acceleration)

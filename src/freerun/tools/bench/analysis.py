@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from freerun.persistence.redaction import without_secrets
 from freerun.tools.bench import noise
 from freerun.tools.bench.bench_job import BARE, LEARNING_RATE, ONLY_MEASURED
 from freerun.tools.bench.noise import Range
@@ -238,7 +239,7 @@ def command(results: Results, row: ReportRow) -> str:
     case = results.case(row.label, row.num_workers)
     assert case is not None
     words = ["freerun", "train", results.options.env]
-    for name, value in results.job(case).config().items():
+    for name, value in without_secrets(results.job(case).config()).items():
         if name != "env" and name not in ONLY_MEASURED:
             words += _flag(name, value)
     return shlex.join(words)  # with quotes around arguments that a shell would split

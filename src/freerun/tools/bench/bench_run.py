@@ -13,6 +13,7 @@ from typing import Any
 from freerun.core import UserError
 from freerun.persistence import trust
 from freerun.persistence.files import read_json, write_atomically
+from freerun.persistence.redaction import refuse_redacted
 from freerun.tools.bench import analysis, text_report
 from freerun.tools.bench.bench_cases import Bench, prepare
 from freerun.tools.bench.bench_options import BenchOptions, code_in_bench
@@ -29,6 +30,7 @@ def bench(
     # An earlier bench must not be overwritten by accident.
     if resumed is None and (folder / "report.json").exists():
         raise UserError(f"{folder} holds a bench already: continue it with --resume {folder}, or name another --output")
+    refuse_redacted(asdict(options))  # a resumed bench lacks the secrets that its report must not hold
     results = prepare(options)
     if resumed is not None:
         _add_earlier_runs(results, resumed)

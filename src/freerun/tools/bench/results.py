@@ -10,6 +10,7 @@ from typing import Any
 
 from freerun.core import UserError
 from freerun.persistence.files import read_json, write_atomically
+from freerun.persistence.redaction import without_secrets
 from freerun.settings.registry import reference_mode
 from freerun.tools.bench.bench_job import BARE, Job
 from freerun.tools.bench.bench_options import BenchOptions, read_mode
@@ -104,7 +105,7 @@ class Results:
     def write(self, folder: Path, further: dict[str, Any] | None = None) -> None:
         """Write `report.json`; `further` adds entries that are not read back."""
         # The folder may be moved or sent to somebody, so its path is not part of the report.
-        options = {**asdict(self.options), "output": None}
+        options = without_secrets({**asdict(self.options), "output": None})
         content = {**vars(self), "options": options, "cases": [asdict(case) for case in self.cases], **(further or {})}
         try:
             # Atomically, because a bench may be killed at any time and must be able to continue.
@@ -125,8 +126,10 @@ class Results:
 
 def check_changes(before: BenchOptions, now: BenchOptions) -> None:
     """Refuse to resume a bench with settings that would mix figures of different work."""
+    # As they stand in files: a secret that was given again cannot be compared with the one that no file keeps.
+    old_options, new_options = (without_secrets(asdict(options)) for options in (before, now))
     for each in dataclasses.fields(BenchOptions):
-        old, new = getattr(before, each.name), getattr(now, each.name)
+        old, new = old_options[each.name], new_options[each.name]
         if each.name not in MAY_CHANGE and old != new:
             flag = "ENV" if each.name == "env" else f"--{each.name.replace('_', '-')}"
             raise UserError(f"this bench was measured with {flag} {old}: leave it as it is, or start another bench")
