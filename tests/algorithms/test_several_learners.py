@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,7 +131,12 @@ def assert_alike(one: Any, other: Any, where: str = "state") -> None:
 @pytest.fixture(scope="module", params=[2, 3])
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What each of the learners comes to in every case: starting them takes longer than all of these."""
-    return together(request.param, learn_all)
+    return found_by(request.param)
+
+
+@functools.cache  # pytest may come back to a number of learners after the other one
+def found_by(num_learners: int) -> list[dict[str, Any]]:
+    return together(num_learners, learn_all)
 
 
 def learn_all(group: LearnerGroup) -> dict[str, Any]:

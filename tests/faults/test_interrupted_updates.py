@@ -48,11 +48,16 @@ def start_and_wait_for_it(words: Sequence[str], run_dir: Path, endless: Path) ->
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("every", ["1", "never"])
 @pytest.mark.parametrize(
-    ("words", "mode"),
-    [(PPO, "sequential"), (PPO, "freerun"), (SAC, "sequential"), (MBPO, "sequential")],
-    ids=["ppo", "ppo freerun", "sac", "mbpo"],
+    ("words", "mode", "every"),
+    [
+        (PPO, "sequential", "1"),
+        (PPO, "freerun", "1"),
+        (PPO, "freerun", "never"),
+        (SAC, "sequential", "1"),
+        (MBPO, "sequential", "1"),
+    ],
+    ids=["ppo", "ppo freerun", "ppo freerun, no earlier checkpoint", "sac", "mbpo"],
 )
 def test_nothing_of_the_update_is_kept_and_a_resumed_run_ends_where_it_would_have(
     words: list[str], mode: str, every: str, endless: Path, tmp_path: Path

@@ -25,7 +25,7 @@ LONG = ["CartPole-v1", "--total-steps", "100000000", "--steps-per-update", "256"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("algo", "num_kills", "total_steps"), [("ppo", 3, 15_000), ("sac", 2, 4_000)])
+@pytest.mark.parametrize(("algo", "num_kills", "total_steps"), [("ppo", 2, 10_000), ("sac", 1, 2_500)])
 def test_killed_and_resumed_it_ends_where_it_would_have(
     algo: str, num_kills: int, total_steps: int, tmp_path: Path
 ) -> None:

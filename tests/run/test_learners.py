@@ -89,10 +89,9 @@ def test_two_learners_train_as_one_does(algo: str, tmp_path: Path) -> None:
     assert not psutil.Process().children() or not followers(psutil.Process())
 
 
-@pytest.mark.parametrize("algo", ["ppo", "sac"])
-def test_a_run_goes_on_with_several_learners(algo: str, tmp_path: Path) -> None:
-    env, options = RUNS[algo]
-    settings = {**SMALL, **options, "algo": algo, "num_workers": 3}
+def test_a_run_goes_on_with_several_learners(tmp_path: Path) -> None:
+    env, options = RUNS["ppo"]
+    settings = {**SMALL, **options, "num_workers": 3}
     one = freerun.train(env, **settings, run_dir=tmp_path / "one")
     # After an update, so that the run which ends there has not had a smaller last one.
     half = next(int(record["step"]) for record in records(tmp_path / "one") if 2 * record["progress"] > 1)
@@ -112,13 +111,10 @@ def followers(first: psutil.Process) -> list[psutil.Process]:
     [
         ("freerun", {"num_workers": 2, "segment_steps": 20, "steps_per_update": 200}),
         ("sync", {"num_workers": 2, "episodes_per_update": 5}),
-        ("sequential", {"episodes_per_update": 5}),
-        ("executor", {"num_workers": 2, "max_lag": 1, "steps_per_update": 200}),
         ("continuous", {"num_collectors": 1, "num_envs": 2, "collection_batch_size": 50, "steps_per_update": 100}),
-        ("batch", {"num_envs": 2, "num_steps_per_env": 50}),
     ],
 )
-def test_the_books_of_all_balance_in_every_mode(mode: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_the_books_of_all_balance_whatever_is_handed_over(mode: str, options: dict[str, Any], tmp_path: Path) -> None:
     settings = {**SMALL, "deterministic": False, **options, "mode": mode, "num_learners": 2, "num_epochs": 1}
     result = freerun.train("CartPole-v1", **settings, run_dir=tmp_path / "run")
     summary = result.summary

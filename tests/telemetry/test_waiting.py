@@ -14,7 +14,6 @@ import freerun
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import Counts, Demand, Metrics
-from freerun.settings import registry
 from freerun.settings.factories import episode_remedy
 from freerun.settings.registry import make_config
 from freerun.telemetry import waiting
@@ -24,8 +23,6 @@ from freerun.telemetry.waiting import describe
 REMEDY = "give --max-episode-steps"
 STEPS = LearnerActivity("waiting", Demand(steps=2048), steps=1000, episodes=3)
 EPISODES = LearnerActivity("waiting", Demand(episodes=8), steps=1000, episodes=3)
-WAITS_FOR_EPISODES = [name for name, entry in registry.MODES.items() if entry.traits.whole_episodes and name != "ray"]
-"""Ray's cluster takes longer to start than all of the others together."""
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_only_flags_that_the_run_has_are_named(settings: dict[str, Any], demand:
     assert episode_remedy(make_config({"env": "CartPole-v1", **settings}), demand) == remedy
 
 
-@pytest.mark.parametrize(("mode", "display"), [*((mode, "lines") for mode in WAITS_FOR_EPISODES), ("pipes", "rsl-rl")])
+@pytest.mark.parametrize(("mode", "display"), [("freerun", "lines"), ("sync", "lines"), ("pipes", "rsl-rl")])
 def test_episodes_that_never_end_are_reported(mode: str, display: str, tmp_path: Path) -> None:
     endless = ["toy_envs:Endless", "--env-args", "num_steps", "1000000000", "--display", display, "--mode", mode]
     with OutsideRun([*endless, *([] if mode == "sequential" else ["--num-workers", "2"])], tmp_path / "run") as run:
