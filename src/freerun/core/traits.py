@@ -216,6 +216,8 @@ class AlgorithmTraits:
     `config`, and its method `reconfigured()` is called when they have changed."""
     update_ratio_setting: str | None = None
     """The setting that --adapt-min-update-ratio lets --adapt lower between two updates, in the same way."""
+    learner_note: Callable[[Any, str], str] | None = None
+    """From its settings and the device to a few words in the header of a run: who computes the gradients."""
     console_line: Callable[[int, Mapping[str, float]], str] | None = None
     """From the steps so far and an update's metrics to a line of its own for the log on the console."""
 

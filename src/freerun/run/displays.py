@@ -55,7 +55,9 @@ def _title(parts: RunParts) -> str:
     how = f"{config.mode} × {parts.collector.num_workers}"
     if is_tensors(config):
         how = f"{config.mode}, {config.collector.num_envs:,} environments as tensors on {config.device}"
-    return f"freerun · {parts.settings['env']} · {config.algo} · {how} · seed {config.seed}"
+    title = f"freerun · {parts.settings['env']} · {config.algo} · {how} · seed {config.seed}"
+    note = find_algorithm(config.algo).traits.learner_note
+    return title if note is None else f"{title} · {note(config.algorithm, config.device)}"
 
 
 def make_trackers(run: TrackedRun) -> list[MetricSink]:

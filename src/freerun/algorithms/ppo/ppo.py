@@ -65,13 +65,17 @@ def acceleration_of(config: PPOConfig, device: torch.device) -> Acceleration:
     return "graph" if config.acceleration == "auto" else config.acceleration
 
 
-def can_be_fast(config: PPOConfig, device: torch.device) -> bool:
-    """True if gradients can be written out in numpy: for MLPs, on a CPU."""
+def uses_fast_learner(config: PPOConfig, device: str) -> bool:
+    """True if gradients are written out in numpy: for MLPs, on a CPU, unless torch was asked for."""
     if config.learner == "fast" and config.network is not None:
         raise UserError("--learner fast is for MLPs: leave it out where --network names one of your own")
-    if config.learner == "fast" and device.type != "cpu":
+    if config.learner == "fast" and device != "cpu":
         raise UserError("--learner fast computes on the CPU: give --device cpu, or leave --learner out")
-    return config.learner != "torch" and config.network is None and device.type == "cpu"
+    return config.learner != "torch" and config.network is None and device == "cpu"
+
+
+def learner_note(config: PPOConfig, device: str) -> str:
+    return "fast learner" if uses_fast_learner(config, device) else "torch learner"
 
 
 class PPO:
@@ -91,6 +95,7 @@ class PPO:
         code_settings=("network",),
         minibatch_setting="minibatch_size",
         update_ratio_setting="num_epochs",
+        learner_note=learner_note,
     )
     learned: ClassVar[tuple[str, ...]] = ("net", "obs_moments", "reward_scale/moments")
 
@@ -106,7 +111,7 @@ class PPO:
         self.config = config
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
-        is_fast = can_be_fast(config, self._device)
+        is_fast = uses_fast_learner(config, device)
         self.net, self.policy = self._make_networks(env, seed, deterministic)
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = flatten_parameters(self.net)

@@ -1,0 +1,117 @@
+"""What may keep 64 environments busy without learning less from the same steps?
+
+A worker that hands over whole episodes may start one only as far as the lag allows: with 2,048 steps an update and a lag
+of 1, a hundred workers are never all busy. Larger updates, segments and more lag each mend that. This trains PPO on six
+tasks with 64 environments at once and compares what they learn from the same number of steps: the mean return of 20
+episodes with the final policy, and the mean return while it was trained. Runs go on side by side, so their speed means
+nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+ENVS_AT_ONCE = ("--num-workers", "4", "--envs-per-worker", "16")
+TASKS = {
+    "CartPole-v1": 150_000,
+    "Acrobot-v1": 200_000,
+    "LunarLander-v3": 400_000,
+    "InvertedPendulum-v5": 150_000,
+    "HalfCheetah-v5": 400_000,
+    "Hopper-v5": 400_000,
+}
+"""The steps of a run."""
+TASK_FLAGS = {"HalfCheetah-v5": ("--normalize-obs", "--normalize-reward"), "Hopper-v5": ("--normalize-obs",)}
+WAYS = {
+    "as today": (),
+    "segments of 32": ("--segment-steps", "32"),
+    "lag 4": ("--max-lag", "4"),
+    "updates of 8192": ("--steps-per-update", "8192"),
+    "updates of 8192, minibatches of 256": ("--steps-per-update", "8192", "--minibatch-size", "256"),
+}
+NUM_EVALUATED = 20
+
+
+@dataclass(frozen=True)
+class Options:
+    ways: tuple[str, ...] = tuple(WAYS)
+    """What is compared; results of the others stay."""
+    tasks: tuple[str, ...] = tuple(TASKS)
+    """Environments; results of the others stay."""
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    """Seeds of the runs."""
+    at_once: int = max(1, (os.cpu_count() or 1) // 2)
+    """Runs side by side."""
+    output: Path = Path(__file__).parent / "results" / "default_sizes"
+
+
+def learn(task: str, way: str, seed: int) -> dict[str, Any]:
+    """Train, and return how well it went."""
+    folder = Path(tempfile.mkdtemp(prefix="default-sizes-"))
+    run_dir = folder / "run"
+    flags = (*ENVS_AT_ONCE, *WAYS[way], *TASK_FLAGS.get(task, ()), "--total-steps", str(TASKS[task]))
+    flags = (*flags, "--seed", str(seed), "-q", "--checkpoint-every", "never", "--run-dir", str(run_dir))
+    evaluate = f"import freerun; print(freerun.evaluate({str(run_dir)!r}, episodes={NUM_EVALUATED}).mean)"
+    try:
+        subprocess.run([sys.executable, "-m", "freerun", "train", task, *flags], check=True, capture_output=True)
+        done = subprocess.run([sys.executable, "-c", evaluate], check=True, capture_output=True, text=True)
+        records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    finally:
+        shutil.rmtree(folder)
+    trained = statistics.mean(record["return_mean"] for record in records if record.get("return_mean") is not None)
+    final = float(done.stdout.split()[-1])
+    return {"task": task, "way": way, "seed": seed, "final_return": final, "training_return": trained}
+
+
+def markdown(results: list[dict[str, Any]]) -> str:
+    ways = [way for way in WAYS if any(result["way"] == way for result in results)]
+    lines = [
+        f"64 environments at once, PPO's other defaults. Mean return of {NUM_EVALUATED} episodes with the final policy: "
+        "median (lowest – highest) over seeds; then the mean return during training. "
+        "`benchmarks/default_sizes.py` wrote this.",
+        "",
+        "| task | steps | " + " | ".join(ways) + " |",
+        "| --- | ---: |" + " ---: |" * len(ways),
+    ]
+    for task in TASKS:
+        cells = []
+        for way in ways:
+            found = [result for result in results if (result["task"], result["way"]) == (task, way)]
+            final, trained = ([result[name] for result in found] for name in ("final_return", "training_return"))
+            spread = f"({min(final):,.0f} – {max(final):,.0f})" if final else ""
+            cells.append(
+                f"{statistics.median(final):,.0f} {spread}; {statistics.median(trained):,.0f}" if final else ""
+            )
+        lines.append(f"| {task} | {TASKS[task]:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    options.output.mkdir(parents=True, exist_ok=True)
+    file = options.output / "default_sizes.json"
+    jobs = [(task, way, seed) for seed in options.seeds for task in options.tasks for way in options.ways]
+    earlier = json.loads(file.read_text()) if file.exists() else []
+    results = [result for result in earlier if (result["task"], result["way"], result["seed"]) not in jobs]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        results += pool.map(lambda job: learn(*job), jobs)
+    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    text = markdown(results)
+    (options.output / "default_sizes.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
