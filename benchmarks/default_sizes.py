@@ -1,8 +1,8 @@
 """What may keep 64 environments busy without learning less from the same steps?
 
-A worker that hands over whole episodes may start one only as far as the lag allows: with 2,048 steps an update and a lag
-of 1, a hundred workers are never all busy. Larger updates, segments and more lag each mend that. This trains PPO on six
-tasks with 64 environments at once and compares what they learn from the same number of steps: the mean return of 20
+A worker that hands over whole episodes may start one only as far as the lag allows: with 2,048 steps an update and a
+lag of 1, a hundred workers are never all busy. Larger updates, segments and more lag each mend that. This trains PPO on
+six tasks with 64 environments at once and compares what they learn from the same number of steps: the mean return of 20
 episodes with the final policy, and the mean return while it was trained. Runs go on side by side, so their speed means
 nothing here.
 """
