@@ -26,7 +26,7 @@ WORKLOADS = {
     "cartpole-2x32": "CartPole-v1 --num-workers 2 --envs-per-worker 32 --segment-steps 125 --steps-per-update 16000",
     "network-defence": "freerun/NetworkDefence-v0 --num-workers 2 --envs-per-worker 16 --segment-steps 50 "
     "--steps-per-update 8000",
-    "tensors": "freerun/RoughDrone-v0 --env-args task=hover --mode batch --num-envs 512 --num-steps-per-env 24",
+    "tensors": "freerun/RoughDrone-v0 --env-args task hover --mode batch --num-envs 512 --num-steps-per-env 24",
 }
 LEARN_LITTLE = "--num-epochs 1 --minibatch-size 2500"
 """The learner works on few, large minibatches, so that collecting decides."""

@@ -78,7 +78,8 @@ def learn(task: str, way: str, seed: int) -> dict[str, Any]:
 def markdown(results: list[dict[str, Any]]) -> str:
     ways = [way for way in WAYS if any(result["way"] == way for result in results)]
     lines = [
-        f"64 environments at once, PPO's other defaults. Mean return of {NUM_EVALUATED} episodes with the final policy: "
+        "64 environments at once, PPO's other defaults. "
+        f"Mean return of {NUM_EVALUATED} episodes with the final policy: "
         "median (lowest – highest) over seeds; then the mean return during training. "
         "`benchmarks/default_sizes.py` wrote this.",
         "",
