@@ -67,8 +67,8 @@ def freerun_update(rows: Rows, minibatch_size: int, options: Options, learner: L
     ppo = PPO(SPEC, config, 0, "cpu", False)
     num_rows = len(rows.reward)
     number, no = np.zeros((num_rows, 1), np.int64), np.zeros((num_rows, 1), np.bool_)
-    obs, action, log_prob, reward = (part[:, None] for part in (rows.obs, rows.action, rows.log_prob, rows.reward))
-    segment = Segment(obs, action, log_prob, reward, no, no, obs, number, number, 0.0)
+    obs, action = rows.obs[:, None], rows.action[:, None]
+    segment = Segment(obs, action, rows.log_prob[:, None], rows.reward[:, None], no, no, obs, number, number, 0.0)
 
     def update() -> int:
         ppo.observe([segment])
@@ -144,11 +144,12 @@ def single_file_update(rows: Rows, minibatch_size: int, options: Options) -> Upd
     )
     agent = single_file_ppo.Agent(OBS_SIZE, spaces.Discrete(NUM_CHOICES), 0.0)
     optimizer = torch.optim.Adam(agent.parameters(), arguments.learning_rate, eps=1e-5)
-    columns = [part[:, None] for part in (rows.obs, rows.action, rows.log_prob, 0 * rows.reward, rows.reward)]
-    rollout = single_file_ppo.Rollout(*columns, ended=np.zeros((len(rows.reward), 1), np.bool_))
+    reward, ended = rows.reward[:, None], np.zeros((len(rows.reward), 1), np.bool_)
+    obs, action, log_prob = rows.obs[:, None], rows.action[:, None], rows.log_prob[:, None]
+    rollout = single_file_ppo.Rollout(obs, action, log_prob, np.zeros_like(reward), reward, ended)
 
     def update() -> int:
-        single_file_ppo.learn(agent, optimizer, rollout, rows.reward[:, None], arguments)
+        single_file_ppo.learn(agent, optimizer, rollout, reward, arguments)
         return NUM_EPOCHS * len(rows.reward) // minibatch_size
 
     return update

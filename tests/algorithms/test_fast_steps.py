@@ -14,7 +14,8 @@ from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import EnvSpec, Segment, UserError
 
 OBS = spaces.Box(-np.inf, np.inf, (5,), np.float32)
-ACTIONS = {
+ActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
+ACTIONS: dict[str, ActionSpace] = {
     "discrete": spaces.Discrete(4),
     "many-choices": spaces.Discrete(145),
     "multi-discrete": spaces.MultiDiscrete([3, 2, 4]),
@@ -62,9 +63,7 @@ def train(env: EnvSpec, lag: int, num_updates: int, **settings: Any) -> tuple[PP
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize("actions", ACTIONS.values(), ids=ACTIONS.keys())
-def test_fast_and_autograd_end_at_the_same_weights(
-    actions: spaces.Space[Any], settings: dict[str, Any], lag: int
-) -> None:
+def test_fast_and_autograd_end_at_the_same_weights(actions: ActionSpace, settings: dict[str, Any], lag: int) -> None:
     env = EnvSpec(OBS, actions)
     (fast, fast_metrics), (torch_one, torch_metrics) = (
         train(env, lag, 2, learner=learner, **settings) for learner in ("fast", "torch")
