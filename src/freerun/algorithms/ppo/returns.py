@@ -24,13 +24,8 @@ def gae(
     # TD error: delta_t = r_t + gamma * V(s_{t+1}) * (1 - terminated_t) - V(s_t)
     delta = reward + gamma * next_value * ~terminated - value
     carry = gamma * gae_lambda * ~ended
-    advantage = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for step in reversed(range(len(delta))):
-        # A_t = delta_t + gamma * lambda * (1 - ended_t) * A_{t+1}
-        running = delta[step] + carry[step] * running
-        advantage[step] = running
-    return advantage
+    # A_t = delta_t + gamma * lambda * (1 - ended_t) * A_{t+1}
+    return discounted_sums(delta, carry)
 
 
 def vtrace(
@@ -51,16 +46,27 @@ def vtrace(
     # TD error: delta_t = r_t + gamma * V(s_{t+1}) * (1 - terminated_t) - V(s_t)
     delta = reward + gamma * next_value * ~terminated - value
     carry = gamma * trace_lambda * ~ended
-    correction, advantage = torch.empty_like(delta), torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for step in reversed(range(len(delta))):
-        # A_t = delta_t + gamma * lambda * (v_{t+1} - V(s_{t+1})); with lambda 1 it is r_t + gamma * v_{t+1} - V(s_t),
-        # the advantage of the paper's section 4.2. The policy loss multiplies it by rho_t.
-        advantage[step] = delta[step] + carry[step] * running
-        # v_t - V(s_t) = rho_t * (delta_t + gamma * lambda * (v_{t+1} - V(s_{t+1})))   (remark 1 of the paper)
-        running = rho[step] * (delta[step] + carry[step] * running)
-        correction[step] = running
+    # v_t - V(s_t) = rho_t * (delta_t + gamma * lambda * (v_{t+1} - V(s_{t+1})))   (remark 1 of the paper)
+    correction = discounted_sums(rho * delta, rho * carry)
+    # A_t = delta_t + gamma * lambda * (v_{t+1} - V(s_{t+1})); with lambda 1 it is r_t + gamma * v_{t+1} - V(s_t),
+    # the advantage of the paper's section 4.2. The policy loss multiplies it by rho_t.
+    advantage = delta.clone()
+    advantage[:-1] += carry[:-1] * correction[1:]
     return advantage, correction
+
+
+def discounted_sums(term: Tensor, carry: Tensor) -> Tensor:
+    """x_t = term_t + carry_t * x_{t+1}, backwards in time; nothing follows the last step."""
+    if term.device.type == "cpu":
+        # A step of numpy costs a quarter of one of torch, and an episode may have thousands.
+        sums, factors = term.numpy().copy(), carry.numpy()
+        for step in range(len(sums) - 2, -1, -1):
+            sums[step] += factors[step] * sums[step + 1]
+        return torch.from_numpy(sums)
+    result = term.clone()
+    for step in reversed(range(len(term) - 1)):
+        result[step] += carry[step] * result[step + 1]
+    return result
 
 
 def running_return(reward: Tensor, ended: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
