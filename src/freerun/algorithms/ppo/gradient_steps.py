@@ -198,7 +198,7 @@ class CategoricalGradient:
 
     def log_prob(self, output: FloatArray, action: Array) -> FloatArray:
         num_rows = len(output)
-        columns = action.reshape(num_rows, -1)
+        columns = action.reshape(num_rows, len(self._slices))  # also where another learner has all rows
         total = np.zeros(num_rows, np.float32)
         self._parts = []
         for column, part in enumerate(self._slices):
