@@ -1,8 +1,8 @@
 """MLPs and Adam in numpy, with gradients written out: the fast learner's arithmetic on a CPU.
 
-With the small networks of this field most of a torch gradient step is bookkeeping, not arithmetic, and torch's tanh
-takes several times as long as numpy's (`benchmarks/learner_speed.py` has the figures). Weights and gradients are views
-of torch's flat buffers, so everything else, checkpoints included, sees the same numbers.
+With the small networks of this field most of a torch gradient step is bookkeeping, not arithmetic
+(`benchmarks/learner_speed_cpu.py` has the figures). Weights and gradients are views of torch's flat buffers, so
+everything else, checkpoints included, sees the same numbers.
 """
 
 from __future__ import annotations

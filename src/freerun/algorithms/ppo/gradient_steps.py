@@ -138,10 +138,11 @@ class FastSteps:
         ratio = np.exp(log_ratio)
         objective = ratio * advantage
         clipped = np.clip(ratio, 1 - config.clip_range, 1 + config.clip_range) * advantage
+        is_unclipped = objective <= clipped
         weight /= -num_rows
         policy_loss = np.dot(weight, np.minimum(objective, clipped))
         objective *= weight
-        objective *= ratio * advantage <= clipped
+        objective *= is_unclipped
         self._d_log_prob = objective
 
         # L = mean((V - target)^2), so dL/dV = 2 (V - target) / n
