@@ -34,12 +34,26 @@ TASKS = {
 }
 """The steps of a run."""
 TASK_FLAGS = {"HalfCheetah-v5": ("--normalize-obs", "--normalize-reward"), "Hopper-v5": ("--normalize-obs",)}
+NORMALIZED = ("--normalize-obs", "--normalize-reward")
 WAYS = {
     "as today": (),
     "segments of 32": ("--segment-steps", "32"),
     "lag 4": ("--max-lag", "4"),
-    "updates of 8192": ("--steps-per-update", "8192"),
-    "updates of 8192, minibatches of 256": ("--steps-per-update", "8192", "--minibatch-size", "256"),
+    "norm": NORMALIZED,
+    "norm s32": (*NORMALIZED, "--segment-steps", "32"),
+    "norm s32 m256 lr6": (*NORMALIZED, "--segment-steps", "32", "--minibatch-size", "256", "--learning-rate", "6e-4"),
+    "norm s32 m256 kl": (*NORMALIZED, "--segment-steps", "32", "--minibatch-size", "256", "--desired-kl", "0.01"),
+    "norm s64 u4096": (*NORMALIZED, "--segment-steps", "64", "--steps-per-update", "4096"),
+    "norm s64 u4096 m256 lr10": (*NORMALIZED, "--segment-steps", "64", "--steps-per-update", "4096", "--minibatch-size", "256", "--learning-rate", "1e-3"),
+    "norm s64 u4096 m256 kl": (*NORMALIZED, "--segment-steps", "64", "--steps-per-update", "4096", "--minibatch-size", "256", "--desired-kl", "0.01"),
+    "norm s64 u4096 m256 kl e5": (*NORMALIZED, "--segment-steps", "64", "--steps-per-update", "4096", "--minibatch-size", "256", "--desired-kl", "0.01", "--num-epochs", "5"),
+    "norm s64 u4096 m512 kl02 e5": (*NORMALIZED, "--segment-steps", "64", "--steps-per-update", "4096", "--minibatch-size", "512", "--desired-kl", "0.02", "--num-epochs", "5"),
+    "norm s32 m512 kl02 e5": (*NORMALIZED, "--segment-steps", "32", "--minibatch-size", "512", "--desired-kl", "0.02", "--num-epochs", "5"),
+    "norm s32 m128 lr4": (*NORMALIZED, "--segment-steps", "32", "--minibatch-size", "128", "--learning-rate", "4.2e-4"),
+    "n128 s32 u4096 m256 lr6": ("--envs-per-worker", "32", *NORMALIZED, "--segment-steps", "32", "--steps-per-update", "4096", "--minibatch-size", "256", "--learning-rate", "6e-4"),
+    "n2 m128 lr4": ("--envs-per-worker", "1", "--num-workers", "2", *NORMALIZED, "--minibatch-size", "128", "--learning-rate", "4.2e-4"),
+    "n2 m256 lr6": ("--envs-per-worker", "1", "--num-workers", "2", *NORMALIZED, "--minibatch-size", "256", "--learning-rate", "6e-4"),
+    "norm s128 u8192 m512 kl02": (*NORMALIZED, "--segment-steps", "128", "--steps-per-update", "8192", "--minibatch-size", "512", "--desired-kl", "0.02"),
 }
 NUM_EVALUATED = 20
 
@@ -107,8 +121,10 @@ def main() -> None:
     earlier = json.loads(file.read_text()) if file.exists() else []
     results = [result for result in earlier if (result["task"], result["way"], result["seed"]) not in jobs]
     with ThreadPoolExecutor(options.at_once) as pool:
-        results += pool.map(lambda job: learn(*job), jobs)
-    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        for result in pool.map(lambda job: learn(*job), jobs):
+            results.append(result)
+            # After every run, so that a run of this script that is cut short has not been for nothing.
+            file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     text = markdown(results)
     (options.output / "default_sizes.md").write_text(text, encoding="utf-8")
     print(text)

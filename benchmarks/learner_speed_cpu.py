@@ -28,7 +28,7 @@ from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps
 from freerun.algorithms.ppo.objective import PPOLosses, ppo_losses
 from freerun.algorithms.ppo.ppo import PPO
-from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.algorithms.ppo.ppo_config import PPOConfig, with_sizes
 from freerun.algorithms.ppo.training_batch import TrainingBatch
 from freerun.core import EnvSpec, Segment, SingleLearner
 
@@ -79,7 +79,8 @@ def freerun_update(rows: Rows, minibatch_size: int, options: Options, learner: L
 
 def compiled_update(rows: Rows, minibatch_size: int, options: Options) -> Update:
     """freerun's losses, fused by torch.compile; everything else as in its torch learner."""
-    config = PPOConfig(minibatch_size=minibatch_size, entropy_coef=options.entropy_coef)
+    config = with_sizes(PPOConfig(minibatch_size=minibatch_size, entropy_coef=options.entropy_coef))
+    assert config.learning_rate is not None
     net = ActorCritic(PPO(SPEC, config, 0, "cpu", False).net.spec)
     weights = flatten_parameters(net)
     optimizer = torch.optim.Adam([weights], config.learning_rate, eps=1e-5, fused=True)

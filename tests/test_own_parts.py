@@ -34,7 +34,8 @@ class Gentle(PPO):
 
     def __init__(self, env: Any, config: GentleConfig, *more: Any):
         super().__init__(env, config, *more)
-        self._set_learning_rate(config.learning_rate / config.gentleness)
+        assert self.config.learning_rate is not None
+        self._set_learning_rate(self.config.learning_rate / config.gentleness)
 
 
 class Several(InlineCollector):

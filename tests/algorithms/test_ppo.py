@@ -39,7 +39,9 @@ def test_solves_a_small_environment_in_seconds(kind: str, best: float) -> None:
 
 
 def test_value_of_a_truncated_episode_counts_what_would_have_come() -> None:
-    config = PPOConfig(episodes_per_update=20, learning_rate=1e-2, gamma=0.9, num_epochs=10, gae_lambda=0.9)
+    config = PPOConfig(
+        episodes_per_update=20, learning_rate=1e-2, gamma=0.9, num_epochs=10, gae_lambda=0.9, normalize_reward=False
+    )
     ppo, rollout = make("toy_envs:Endless", config)
     for version in range(40):
         ppo.observe(episodes(rollout, 20 * version, 20))

@@ -23,8 +23,8 @@ def test_nothing_is_said_where_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"workers_waiting_for_slot_share": 0.4}, "workers wait 40% for slots: the learner is the bottleneck"),
-        ({"workers_waiting_for_weights_share": 0.6}, "workers wait 65% for weights: the learner is the bottleneck"),
+        ({"workers_waiting_for_slot_share": 0.4}, "workers wait 40% for slots: learning takes 1.7 × as long"),
+        ({"workers_waiting_for_weights_share": 0.6}, "workers wait 65% for weights: learning takes 2.9 × as long"),
         ({"workers_waiting_for_others_share": 0.5}, "try --mode freerun"),
         ({"workers_restarting_share": 0.1}, "workers spend 10% of their time restarting"),
         ({"workers_waiting_for_weights_share": 0.3, "learner_waiting_share": 0.5}, "try a higher --max-lag"),
@@ -44,15 +44,34 @@ def test_what_holds_a_run_up_is_said_with_what_to_try(changes: dict[str, float],
 @pytest.mark.parametrize(
     ("given", "remedies"),
     [
-        (Situation(1), "larger minibatches, or fewer epochs or updates per step"),
-        (Situation(4), "larger minibatches, fewer epochs or updates per step, or fewer workers"),
-        (Situation(1, has_idle_gpu=True), "--device cuda, larger minibatches, or fewer epochs or updates per step"),
+        (Situation(1), "larger minibatches"),
+        (Situation(4), "larger minibatches, or 3 workers instead of 4, which would collect as much"),
+        (Situation(1, work_flag="--num-epochs", work=10), "--num-epochs 6 instead of 10, or larger minibatches"),
+        (
+            Situation(1, work_flag="--updates-per-step", work=1),
+            "--updates-per-step 0.6 instead of 1, or larger minibatches",
+        ),
+        (
+            Situation(1, has_idle_gpu=True),
+            "larger minibatches, or --device auto, which measures whether the GPU is faster",
+        ),
     ],
 )
 def test_only_what_is_there_is_advised(given: Situation, remedies: str) -> None:
-    """A GPU is advised only if one is unused, and fewer workers only if there are several."""
+    """A GPU is advised only if one is unused, and fewer workers only if there are several.
+
+    The learner works all the time on what workers collect in 60 % of it, so it needs 1 / 0.6 = 1.7 times as long.
+    """
     advice = advise({**FINE, "workers_waiting_for_slot_share": 0.4}, given)
-    assert advice == f"workers wait 40% for slots: the learner is the bottleneck; try {remedies}"
+    assert advice == f"workers wait 40% for slots: learning takes 1.7 × as long as collecting would; try {remedies}"
+
+
+def test_the_amount_of_learning_is_known_by_its_flag() -> None:
+    settings = {"mode": "freerun", "num_workers": 2, "algo": "ppo", "num_epochs": 10}
+    assert situation(settings).work_flag == "--num-epochs"
+    assert situation(settings).work == 10.0
+    assert situation({**settings, "algo": "sac", "updates_per_step": 0.5}).work_flag == "--updates-per-step"
+    assert situation({**settings, "algo": "theirs:Algorithm"}).work_flag is None
 
 
 @pytest.mark.parametrize(

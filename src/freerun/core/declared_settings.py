@@ -90,13 +90,17 @@ class ModeOptions:
 
     @property
     def segment_steps(self) -> int | None:
-        """Steps of a segment, if the settings cut episodes into segments; None for whole episodes."""
+        """Steps of a segment, if the settings cut episodes into segments; 0 or None for whole episodes."""
         return None
 
     @property
     def envs_per_worker(self) -> int:
         """Environments that a worker steps in turn, with one call of the policy for all of them."""
         return 1
+
+    def envs_at_once(self, num_workers: int) -> int:
+        """Return how many environments run at the same time."""
+        return num_workers * self.envs_per_worker
 
     @property
     def rates_segments(self) -> bool:

@@ -186,6 +186,18 @@ class ModeTraits:
 
 
 @dataclass(frozen=True)
+class RunScale:
+    """How large a run is, as far as an algorithm's defaults depend on it."""
+
+    num_envs: int = 1
+    """The environments that run at the same time."""
+    unit_steps: int | None = None
+    """The steps of a unit that the mode hands over, if it has a fixed size."""
+    is_tensors: bool = False
+    """The environments are tensors, so a simulator steps all of them at once."""
+
+
+@dataclass(frozen=True)
 class AlgorithmTraits:
     """What the rest of freerun must know about an algorithm. The settings named here are fields of its config."""
 
@@ -200,6 +212,8 @@ class AlgorithmTraits:
     """It has a setting `episodes_per_update`, which may be None."""
     counts_steps: bool = False
     """It has a setting `steps_per_update`. A mode that hands over units of a fixed size fills it in if it is None."""
+    scaled_defaults: Callable[[Any, RunScale], dict[str, Any]] | None = None
+    """From its settings and the scale of a run to the values of those settings that the user has left open (None)."""
     has_stages: bool = False
     """It has a setting `stages` (auto, in-turn, concurrent) and an attribute `stages` with those that run beside the
     learner."""

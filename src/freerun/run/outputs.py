@@ -20,9 +20,10 @@ from freerun.persistence.files import LineFile
 from freerun.persistence.redaction import SecretRedactor, without_secrets
 from freerun.persistence.run_folder import RunFolder, pack_policy
 from freerun.run import checkpoint_state, displays, self_tuning
+from freerun.run.learner_threads import LearnerThreads
 from freerun.run.run_parts import RunParts, summarize
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import make_factory
+from freerun.settings.factories import make_factory, set_learner_threads
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import situation
 from freerun.telemetry.advice import RecentRecords
@@ -118,6 +119,8 @@ class RunOutputs:
             adapter = self_tuning.make_live_tuner(parts, self._tunables, machine, folder.path)
             self.sinks.append(adapter)
             self.gauges.append(adapter)
+        if config.learner_threads == "auto" and not config.deterministic:
+            self.sinks.append(LearnerThreads(machine.read, set_learner_threads))
         own_sinks = [sink for sink in self.sinks if sink not in display]
         closing = [part.close for part in self._lines.values()] + [part.close for part in own_sinks]
         for close in (*closing, *(gauge.close for gauge in self.gauges)):

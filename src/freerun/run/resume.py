@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from freerun.adapters.tensor_envs import find_builder
-from freerun.core import ModeOptions, UserError
+from freerun.core import ModeOptions, RunScale, UserError
 from freerun.persistence import checkpoint
 from freerun.persistence.checkpoint import Checkpoint
 from freerun.persistence.redaction import without_secrets
 from freerun.persistence.run_folder import CONFIG, RunFolder
 from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
-from freerun.settings.registry import MODES, find_mode, flatten_config, make_config, mode_name
+from freerun.settings.registry import MODES, find_algorithm, find_mode, flatten_config, make_config, mode_name
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
 
@@ -96,7 +96,10 @@ def in_mode(options: Mapping[str, Any], mode: str) -> dict[str, Any]:
 def check_changes(config: AnyConfig, found: Checkpoint) -> None:
     """Refuse changes that would make it another run."""
     # Defaults are filled in, so that a setting that the old version did not have counts as unchanged.
-    before = flatten_config(make_config({**found.state["config"], "env": found.state["config"].get("env", "")}))
+    old = make_config({**found.state["config"], "env": found.state["config"].get("env", "")})
+    before, fill_in = flatten_config(old), find_algorithm(old.algo).traits.scaled_defaults
+    # What an older version left open follows from the size of the run, as in a new run.
+    left_open = fill_in(old.algorithm, RunScale()) if fill_in is not None else {}
     own = {
         field.name
         for part in (config.collector, config.tracking, config.adapting)
@@ -107,7 +110,8 @@ def check_changes(config: AnyConfig, found: Checkpoint) -> None:
     if kinds[0] != kinds[1]:
         raise UserError(f"--device cannot change from {kinds[0]} to {kinds[1]} when a run is resumed")
     for name, value in without_secrets(flatten_config(config)).items():
-        if name not in MAY_CHANGE and name not in own and name in before and before[name] != value:
+        may_change = name in MAY_CHANGE or name in own or name in left_open
+        if not may_change and name in before and before[name] != value:
             raise UserError(
                 f"--{name.replace('_', '-')} cannot change when a run is resumed (it was {before[name]!r}): "
                 "leave it out, or start a new run from this one's policy with --config and --init-from (docs/resume.md)"

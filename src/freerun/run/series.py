@@ -140,7 +140,7 @@ def run_series(config: AnyConfig) -> list[Result]:
 
 def _can_share_workers(config: AnyConfig) -> bool:
     """True if one training's workers can serve the next, because nothing of theirs is left over in between."""
-    whole = find_mode(config.mode).traits.whole_episodes and config.collector.segment_steps is None
+    whole = find_mode(config.mode).traits.whole_episodes and not config.collector.segment_steps
     return whole and find_algorithm(config.algo).traits.on_policy
 
 

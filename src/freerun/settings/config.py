@@ -105,8 +105,9 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     given: continue in the modes continuous and batch, stop in the others)."""
     device: Common[str] = "cpu"
     """Where the learner computes: cpu, cuda, cuda:1, … or auto."""
-    learner_threads: int = 1
-    """Torch threads of the learner. The workers need the other cores."""
+    learner_threads: int | Literal["auto"] = 1
+    """Threads of the learner, or auto: as many as there are cores that the workers leave idle, counted anew every
+    second. With --deterministic auto means 1."""
     env_args: Common[EnvArgs] = field(default_factory=dict)
     """Arguments for the environment, as names and values: --env-args mean_seconds 0.005 kind busy, or the same with
     equals signs: --env-args mean_seconds=0.005 kind=busy."""
@@ -147,11 +148,12 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
             "total_steps",
             "total_episodes",
             "max_episode_steps",
-            "learner_threads",
             "eval_every",
             "eval_episodes",
             "keep_checkpoints",
         )
+        if self.learner_threads != "auto":
+            require_positive(self, "learner_threads")
         if self.max_lag is not None and self.max_lag < 0:
             raise UserError(f"--max-lag must be 0 or more, not {self.max_lag}")
         if self.step_timeout <= 0:

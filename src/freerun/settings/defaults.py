@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from freerun.adapters.isaac_launch import is_isaac_task, resolve
-from freerun.core import AlgorithmTraits, UserError
+from freerun.core import AlgorithmTraits, HandedOver, RunScale, UserError
 from freerun.settings.config import DEFAULT_TOTAL_STEPS, AdaptConfig, AnyConfig
 from freerun.settings.factories import episodes_per_update, is_tensors
 from freerun.settings.registry import MODES, find_algorithm, find_mode
@@ -19,6 +19,11 @@ from freerun.transport import learner_place
 
 logger = logging.getLogger("freerun")
 
+MOST_WITH_WHOLE_EPISODES = 4
+"""Beyond this number of environments at once, workers hand over segments: whole episodes as long as those of many tasks
+would keep only some of the workers busy within the lag that is allowed."""
+LONGEST_SEGMENT = 512
+"""Whole episodes are handed over where segments would be longer than this."""
 WORKERS_PER_CORE, MOST_WORKERS, WORKER_BYTES = 32, 256, 100_000_000
 """How far --adapt goes if no bound is given; the last is the memory of one worker, so that all of them fit."""
 
@@ -63,8 +68,10 @@ def complete(config: AnyConfig) -> AnyConfig:
         changes["max_lag"] = 0 if takes_turns else algorithm.default_max_lag
     if config.on_nan is None:
         changes["on_nan"] = "stop" if mode.whole_episodes else "continue"
-    collector: Any = changes.get("collector", config.collector)
-    changes["algorithm"] = _suited(config, algorithm, collector.unit_steps, takes_turns)
+    changes["algorithm"] = _suited(config, algorithm, _scale(config, changes), takes_turns)
+    if mode.hands_over is HandedOver.EPISODES_OR_SEGMENTS and config.collector.segment_steps is None:
+        segment_steps = _segment_steps(config, changes, algorithm)
+        changes["collector"] = dataclasses.replace(config.collector, segment_steps=segment_steps)
     if changes["num_learners"] > 1:
         changes["algorithm"] = _for_several(changes["algorithm"], algorithm, changes.get("device", config.device))
     return dataclasses.replace(config, **changes)
@@ -107,7 +114,7 @@ def check_adapting(config: AnyConfig) -> None:
         if most is None:
             continue
         # The slots of segments are made for a fixed number of environments.
-        is_fixed = setting == "envs_per_worker" and config.collector.segment_steps is not None
+        is_fixed = setting == "envs_per_worker" and bool(config.collector.segment_steps)
         if setting not in resizable or is_fixed:
             raise UserError(f"{flag} bounds nothing that --adapt could move here, in --mode {mode}: leave it out")
         start = getattr(config.collector, setting)
@@ -137,13 +144,41 @@ def _filled_in(collector: Any, defaults: Mapping[str, int]) -> Any:
     )
 
 
-def _suited(config: AnyConfig, traits: AlgorithmTraits, unit_steps: int | None, takes_turns: bool) -> Any:
-    """Return the algorithm's settings, with those filled in that were left to the mode."""
+def _scale(config: AnyConfig, changes: Mapping[str, Any]) -> RunScale:
+    """Return how large the run is, with what was filled in so far."""
+    collector: Any = changes.get("collector", config.collector)
+    if config.deterministic:
+        # The same seed gives the same weights with any number of workers, so nothing may depend on that number.
+        return RunScale(unit_steps=collector.unit_steps)
+    num_workers = changes.get("num_workers", config.num_workers)
+    return RunScale(collector.envs_at_once(num_workers), collector.unit_steps, is_tensors(config))
+
+
+def _segment_steps(config: AnyConfig, changes: Mapping[str, Any], algorithm: AlgorithmTraits) -> int:
+    """Return the length of segments where they keep more workers busy than whole episodes; 0 for whole episodes.
+
+    Whoever starts an episode must finish it within the lag that is allowed. So of n environments, only those are busy
+    whose episodes fit into one update and those ahead. A segment for each environment always fits.
+    """
+    wants_steps = algorithm.on_policy and algorithm.counts_steps and episodes_per_update(config) is None
+    # --adapt moves the number of environments, and the trainings of a series share workers that play whole episodes.
+    is_fixed = not (config.deterministic or config.adapting.adapt or config.env_settings.series())
+    num_envs = _scale(config, changes).num_envs
+    if not (wants_steps and is_fixed) or num_envs <= MOST_WITH_WHOLE_EPISODES:
+        return 0
+    steps_per_env = changes["algorithm"].steps_per_update // num_envs
+    return max(1, steps_per_env) if steps_per_env <= LONGEST_SEGMENT else 0
+
+
+def _suited(config: AnyConfig, traits: AlgorithmTraits, scale: RunScale, takes_turns: bool) -> Any:
+    """Return the algorithm's settings, with those filled in that were left to the mode and to the size of the run."""
     algorithm = config.algorithm
     changes: dict[str, Any] = {}
     is_open = traits.counts_steps and algorithm.steps_per_update is None and episodes_per_update(config) is None
-    if unit_steps is not None and is_open:
-        changes["steps_per_update"] = unit_steps
+    if scale.unit_steps is not None and is_open:
+        changes["steps_per_update"] = scale.unit_steps
+    if traits.scaled_defaults is not None:
+        changes |= traits.scaled_defaults(algorithm, scale)
     if traits.has_stages and algorithm.stages == "auto":
         changes["stages"] = "in-turn" if takes_turns else "concurrent"
     return dataclasses.replace(algorithm, **changes)

@@ -45,7 +45,7 @@ def is_tensors(config: AnyConfig) -> bool:
 
 def hands_over_episodes(config: AnyConfig) -> bool:
     """True if workers hand over whole episodes, so that nothing arrives before one has ended."""
-    is_cut = config.collector.segment_steps is not None or is_tensors(config)
+    is_cut = bool(config.collector.segment_steps) or is_tensors(config)
     return find_mode(config.mode).traits.whole_episodes and not is_cut
 
 
@@ -90,15 +90,14 @@ def make_algorithm(
     config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, peers: LearnerGroup | None = None
 ) -> Algorithm:
     import torch  # here and not above: `freerun list` and the workers do without it
-    from threadpoolctl import threadpool_limits
 
     device = config.device
     try:
         torch.zeros(1, device=device)  # torch refuses a device only when it is used
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from None
-    torch.set_num_threads(config.learner_threads)
-    threadpool_limits(config.learner_threads, "blas")  # of numpy, which would otherwise take the workers' cores
+    # Those of numpy too, which would otherwise take the workers' cores.
+    set_learner_threads(1 if config.learner_threads == "auto" else config.learner_threads)
     if device.startswith("cuda") and not config.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32: small networks need no more digits
     # Torch keeps this for the whole process, so it is also switched off again after a run that needed it.
@@ -107,6 +106,15 @@ def make_algorithm(
     algorithm = find_algorithm(config.algo).load()
     made: Algorithm = algorithm(factory.spec, config.algorithm, config.seed, device, config.deterministic, peers)
     return made
+
+
+def set_learner_threads(num_threads: int) -> None:
+    """Let torch and numpy's linear algebra compute on this many threads from now on."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(num_threads)
+    threadpool_limits(num_threads, "blas")
 
 
 def _check_actions(config: AnyConfig, spec: EnvSpec) -> None:

@@ -16,7 +16,7 @@ SYNONYMS = {
     "clip_range": ("clip", "clip_coef", "clip_param", "cliprange", "clip_ratio"),
     "gae_lambda": ("lam", "lambda", "lambda_", "gae_lam"),
     "gamma": ("discount", "discount_factor"),
-    "target_kl": ("kl_target", "desired_kl"),
+    "target_kl": ("kl_target", "max_kl"),
     "max_grad_norm": ("grad_clip", "max_gradient_norm", "clip_grad_norm"),
     "normalize_obs": ("norm_obs", "normalize_observations", "obs_norm"),
     "normalize_reward": ("norm_reward", "reward_norm"),

@@ -206,7 +206,12 @@ def situation(settings: Mapping[str, Any], has_idle_gpu: bool = False) -> Situat
     flag = "--num-envs" if steps_tensors else traits.workers_flag
     more = f"more {flag}" if flag is not None else f"--mode {TrainConfig.mode}, which has several workers"
     num_workers = settings.get("num_workers")
-    return Situation(num_workers if isinstance(num_workers, int) else None, more, has_idle_gpu)
+    algorithm = ALGORITHMS.get(str(settings.get("algo")))
+    work_setting = None if algorithm is None else algorithm.traits.update_ratio_setting
+    work = None if work_setting is None else settings.get(work_setting)
+    work_flag = f"--{work_setting.replace('_', '-')}" if work_setting and isinstance(work, (int, float)) else None
+    count = num_workers if isinstance(num_workers, int) else None
+    return Situation(count, more, has_idle_gpu, work_flag, float(work or 0.0))
 
 
 def _choices(name: str, names: Mapping[str, object] | Sequence[str]) -> str:

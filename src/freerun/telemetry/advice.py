@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -75,6 +76,10 @@ class Situation:
     """The change of flags that gives a run of this mode more workers."""
     has_idle_gpu: bool = False
     """True if torch could use a GPU that the learner does not use."""
+    work_flag: str | None = None
+    """The flag that sets how much is learned from each step, such as --num-epochs; None if it is not known."""
+    work: float = 0.0
+    """The value of that flag. The time of an update grows in proportion to it."""
 
     @property
     def has_several_workers(self) -> bool:
@@ -128,15 +133,7 @@ def _about_waiting(metrics: Mapping[str, float], situation: Situation) -> str | 
             "last of them: try a higher --max-lag, or --segment-steps, which hands over parts of episodes"
         )
     if slot + weights > MUCH_WAITING_SHARE:
-        # Only the workers wait, so the learner is too slow for them.
-        what = "slots" if slot > weights else "weights"
-        remedies = ["larger minibatches", "fewer epochs or updates per step"]
-        remedies = ["--device cuda", *remedies] if situation.has_idle_gpu else remedies
-        remedies += ["fewer workers"] if situation.has_several_workers else []
-        return (
-            f"workers wait {slot + weights:.0%} for {what}: the learner is the bottleneck; try "
-            f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
-        )
+        return _about_slow_learner(metrics, situation, "slots" if slot > weights else "weights", slot + weights)
     # A learner that waits is normal with slow environments. More workers help only if cores are idle.
     cpu_has_room = not FIGURES["cpu_percent"].is_good(metrics.get("cpu_percent", 100.0))
     if share("learner_waiting") > MUCH_LEARNER_WAITING_SHARE and cpu_has_room:
@@ -145,6 +142,27 @@ def _about_waiting(metrics: Mapping[str, float], situation: Situation) -> str | 
             f"{metrics['cpu_percent']:.0f} % busy: try {situation.more_workers}"
         )
     return None
+
+
+def _about_slow_learner(metrics: Mapping[str, float], situation: Situation, what: str, waiting: float) -> str:
+    """Only the workers wait, so the learner is too slow for them: say by how much, and what would end it."""
+    # In a second the learner works for `updating` of it, on steps that the workers collect within `busy` of it.
+    busy = max(0.01, 1 - waiting)
+    too_slow = max(1.0, metrics.get("learner_updating_share", 1.0) / busy)
+    remedies = []
+    if situation.work_flag is not None:
+        less = situation.work / too_slow
+        less = float(max(1, math.floor(less))) if float(situation.work).is_integer() and situation.work > 1 else less
+        remedies.append(f"{situation.work_flag} {less:.2g} instead of {situation.work:g}")
+    remedies.append("larger minibatches")
+    if situation.has_idle_gpu:
+        remedies.append("--device auto, which measures whether the GPU is faster")
+    if situation.num_workers is not None and situation.has_several_workers:
+        fewer = max(1, math.ceil(busy * situation.num_workers))
+        remedies.append(f"{fewer} workers instead of {situation.num_workers}, which would collect as much")
+    tried = remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
+    late = f"workers wait {waiting:.0%} for {what}: learning takes {too_slow:.1f} × as long as collecting would"
+    return f"{late}; try {tried}"
 
 
 def _about_targets(metrics: Mapping[str, float], situation: Situation) -> str | None:

@@ -25,8 +25,8 @@ from freerun.algorithms.policies.torch_actor import TorchActor, build
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
 from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs
 from freerun.algorithms.ppo.objective import PPOLosses, policy_change, ppo_losses
-from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.algorithms.ppo.reward_scale import RewardScale
+from freerun.algorithms.ppo.ppo_config import PPOConfig, scaled_defaults, with_sizes
+from freerun.algorithms.ppo.reward_scale import RewardScale, scaled_reward
 from freerun.algorithms.ppo.training_batch import (
     TensorGrid,
     TrainingBatch,
@@ -51,11 +51,13 @@ from freerun.core import (
 )
 from freerun.cuda_graphs import GraphedFunction
 
-DEFAULT_STEPS_PER_UPDATE = 2048
 ENTROPY_ROWS = 4096
 """The entropy metric is measured on this many rows, which is precise enough."""
 MAX_KL_FACTOR = 1.5
 """An update stops once the KL divergence exceeds `target_kl` by this factor, as in OpenAI's Spinning Up."""
+
+MIN_LEARNING_RATE, MAX_LEARNING_RATE, LEARNING_RATE_FACTOR = 1e-5, 1e-2, 1.5
+"""How far and how fast --desired-kl moves the learning rate, as in RSL-RL."""
 
 
 def acceleration_of(config: PPOConfig, device: torch.device) -> Acceleration:
@@ -75,7 +77,23 @@ def uses_fast_learner(config: PPOConfig, device: str) -> bool:
 
 
 def learner_note(config: PPOConfig, device: str) -> str:
-    return "fast learner" if uses_fast_learner(config, device) else "torch learner"
+    steps, episodes = config.steps_per_update, config.episodes_per_update
+    updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
+    learner = "fast learner" if uses_fast_learner(config, device) else "torch learner"
+    return (
+        f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "
+        f"learning rate {config.learning_rate:g} · {learner}"
+    )
+
+
+def adapted_learning_rate(metrics: Metrics, desired_kl: float) -> float:
+    """Return the learning rate after an update: lower if the policy moved twice as far as desired, higher if half."""
+    learning_rate, kl = metrics["learning_rate"], metrics["approx_kl"]
+    if kl > 2 * desired_kl:
+        learning_rate /= LEARNING_RATE_FACTOR
+    elif kl < desired_kl / 2:
+        learning_rate *= LEARNING_RATE_FACTOR
+    return min(MAX_LEARNING_RATE, max(MIN_LEARNING_RATE, learning_rate))
 
 
 class PPO:
@@ -90,6 +108,7 @@ class PPO:
         default_max_lag=1,
         counts_episodes=True,
         counts_steps=True,
+        scaled_defaults=scaled_defaults,
         has_acceleration=True,
         has_network=True,
         code_settings=("network",),
@@ -108,7 +127,7 @@ class PPO:
         deterministic: bool,
         learner_group: LearnerGroup | None = None,
     ):
-        self.config = config
+        self.config = config = with_sizes(config)
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
         is_fast = uses_fast_learner(config, device)
@@ -119,6 +138,7 @@ class PPO:
         is_captured = self._acceleration != "none"
         if self._learner_group.count > 1 and is_captured:
             raise UserError("several learners cannot record their gradient steps: give --acceleration none")
+        assert config.learning_rate is not None  # `with_sizes`
         # A captured gradient step must find the learning rate on the device, or it would never see another one.
         learning_rate = torch.tensor(config.learning_rate, device=self._device) if is_captured else config.learning_rate
         # eps is 1e-5 and not torch's 1e-8, as in OpenAI's baselines. A fused Adam can skip a step on the device
@@ -172,7 +192,8 @@ class PPO:
     def demand(self) -> Demand:
         if self.config.episodes_per_update is not None:
             return Demand(episodes=max(0, self.config.episodes_per_update - len(self._sizes)))
-        steps = self.config.steps_per_update or DEFAULT_STEPS_PER_UPDATE
+        steps = self.config.steps_per_update
+        assert steps is not None  # `with_sizes`
         return Demand(steps=max(0, steps - sum(size.num_steps for size in self._sizes)), next_steps=steps)
 
     def observe(self, segments: Sequence[AnySegment]) -> None:
@@ -188,6 +209,7 @@ class PPO:
         segments, joined = self._segments, JoinedRows(self._learner_group, self._sizes, self._device)
         self._segments, self._sizes = [], []
         if self.config.anneal_learning_rate:
+            assert self.config.learning_rate is not None  # `with_sizes`
             # Linear annealing: lr = lr_0 * (1 - progress), where progress rises from 0 to 1 over the run.
             self._set_learning_rate(self.config.learning_rate * (1 - progress))
 
@@ -204,6 +226,8 @@ class PPO:
             measured, num_gradient_steps = self._run_epochs(batch, joined, advantage_of_all)
 
         metrics = self._metrics(measured, num_gradient_steps, batch, joined.total, target_of_all, value_of_all)
+        if self.config.desired_kl is not None:
+            self._set_learning_rate(adapted_learning_rate(metrics, self.config.desired_kl))
         if self.config.normalize_obs:
             # Only now: acting and learning of one version must see the same statistics, or the ratio would not be 1.
             self._update_obs_moments(obs)
@@ -213,16 +237,21 @@ class PPO:
     def _prepare(self, segments: Sequence[AnySegment], version: int) -> tuple[Tensor, TrainingBatch, Tensor]:
         """The observations before normalisation, the training batch, and the values before the update."""
         tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
-        if tensors and not self.config.normalize_reward:
-            # A grid needs no data on the host, so that its computation can be captured too. Reward scaling cannot.
+        if tensors:
+            # A grid needs no data on the host, so that its computation can be captured too.
             grid = TensorGrid.of(tensors, self._device, version)
+            if self.config.normalize_reward:
+                factor = self.reward_scale(tensors, grid.reward, grid.ended, self._learner_group)
+                grid = grid._replace(reward=scaled_reward(grid.reward, factor))
             *columns, value = self._graphed_preparation(*grid)
             return grid.obs.flatten(0, 1).flatten(1), TrainingBatch(*columns), value
         segments = segments or [self._empty_segment]
         flat = flatten_segments(segments, self._device)
         reward = flat.reward
         if self.config.normalize_reward:
-            reward = self.reward_scale(segments, flat, self._learner_group)
+            grid_reward, grid_ended = flat.reward[flat.rows], flat.ended[flat.rows]
+            factor = self.reward_scale(segments, grid_reward, grid_ended, self._learner_group, flat.mask)
+            reward = scaled_reward(reward, factor)
         return flat.obs, *prepare_flat_batch(self.net, self.config, flat, reward, version)
 
     def _prepare_grid(self, *grid: Tensor) -> tuple[Tensor, ...]:
@@ -261,11 +290,13 @@ class PPO:
         return self._acceleration != "none" and has_even_minibatches and self.config.target_kl is None
 
     def _num_minibatches(self, num_rows: int) -> int:
+        assert self.config.minibatch_size is not None  # `with_sizes`
         # Rounded: 100 rows in minibatches of 64 become two of 50, not one of 64 and a rest of 36.
         return max(1, round(num_rows / self.config.minibatch_size))
 
     def _minibatches(self, num_rows: int) -> Iterator[Tensor]:
         """The rows of every minibatch, in a new random order each epoch."""
+        assert self.config.num_epochs is not None  # `with_sizes`
         for _ in range(self.config.num_epochs):
             order = torch.randperm(num_rows, generator=self._shuffle, device=self._device)
             yield from order.chunk(self._num_minibatches(num_rows))

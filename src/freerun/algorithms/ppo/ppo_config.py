@@ -1,12 +1,23 @@
-"""PPO's settings."""
+"""PPO's settings, and the sizes that it learns with if they are left open."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from freerun.algorithms.policies.mlp_actor import Activation
-from freerun.core import Acceleration, Common, UserError, require_positive
+from freerun.core import Acceleration, Common, RunScale, UserError, require_positive
+
+STEPS_PER_UPDATE, MINIBATCH_SIZE, NUM_EPOCHS, LEARNING_RATE = 2048, 64, 10, 3e-4
+"""The defaults for one environment, which are those of Stable-Baselines3, so that runs can be compared."""
+LEAST_STEPS_PER_ENV = 24
+"""An update has at least this many steps of every environment, as in RSL-RL."""
+MOST_MINIBATCHES = 32
+"""An epoch of many environments has this many minibatches, as one of a single environment has."""
+TENSOR_MINIBATCHES, TENSOR_EPOCHS = 4, 5
+"""The same for environments that are tensors, as in RSL-RL."""
+MAX_LEARNING_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -16,16 +27,20 @@ class PPOConfig:
     episodes_per_update: Common[int | None] = None
     """Whole episodes that each update learns from."""
     steps_per_update: Common[int | None] = None
-    """Steps that each update learns from, rounded up to whole episodes (2048 if neither is given)."""
-    # The defaults from here to max_grad_norm are those of Stable-Baselines3, so that runs can be compared.
-    learning_rate: Common[float] = 3e-4
-    """Adam's step size."""
+    """Steps that each update learns from, rounded up to whole episodes or segments. This, the minibatches, the epochs
+    and the learning rate grow with the environments that run at once (docs/defaults.md; 2048 for up to 85)."""
+    learning_rate: Common[float | None] = None
+    """Adam's step size (if not given: 3e-4, and more where minibatches are larger than 64)."""
     anneal_learning_rate: bool = False
     """Lower the learning rate linearly to zero over the run."""
-    num_epochs: int = 10
-    """Passes over the data of an update."""
-    minibatch_size: Common[int] = 64
-    """Steps per gradient step."""
+    desired_kl: float | None = None
+    """Raise or lower the learning rate after each update, so that an update moves the policy by about this far (the KL
+    divergence that is logged as approx_kl)."""
+    num_epochs: int | None = None
+    """Passes over the data of an update (if not given: 10, and 5 for environments that are tensors)."""
+    minibatch_size: Common[int | None] = None
+    """Steps per gradient step (if not given: a 32nd of an update, and a quarter for environments that are tensors)."""
+    # The defaults from here to max_grad_norm are those of Stable-Baselines3.
     gamma: float = 0.99
     """Discount per step."""
     gae_lambda: float = 0.95
@@ -44,9 +59,9 @@ class PPOConfig:
     """Scale advantages to mean 0 and deviation 1 in each minibatch."""
     normalize_obs: bool = False
     """Scale observations by their running mean and deviation; the statistics travel with the weights."""
-    normalize_reward: bool = False
+    normalize_reward: bool = True
     """Divide rewards by the running deviation of the discounted return, which is summed for every environment from
-    the start of an episode to its end."""
+    the start of an episode to its end. Without it, segments learn badly where returns are large (docs/defaults.md)."""
     lag_correction: Literal["decoupled", "vtrace"] = "decoupled"
     """How to learn from steps taken with older weights: weigh them (the decoupled objective), or also correct
     advantages and value targets along the way (V-trace). Without lag there is no difference."""
@@ -76,5 +91,35 @@ class PPOConfig:
         for name, value in (("gamma", self.gamma), ("gae_lambda", self.gae_lambda)):
             if not 0 <= value <= 1:
                 raise UserError(f"--{name.replace('_', '-')} must lie between 0 and 1, not {value}")
-        if self.learning_rate <= 0 or self.clip_range <= 0:
+        if self.desired_kl is not None and self.desired_kl <= 0:
+            raise UserError(f"--desired-kl must be above 0, not {self.desired_kl:g}")
+        if self.desired_kl is not None and self.anneal_learning_rate:
+            raise UserError("--desired-kl and --anneal-learning-rate both set the learning rate: give one of them")
+        if self.clip_range <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
             raise UserError("--learning-rate and --clip-range must be above 0")
+
+
+def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
+    """Return values for the sizes that were left open (docs/defaults.md says why these)."""
+    steps = config.steps_per_update
+    if steps is None:
+        steps = scale.unit_steps or max(STEPS_PER_UPDATE, LEAST_STEPS_PER_ENV * scale.num_envs)
+    minibatch_size = config.minibatch_size
+    if minibatch_size is None:
+        of_many = steps // TENSOR_MINIBATCHES if scale.is_tensors else LEAST_STEPS_PER_ENV * scale.num_envs // 32
+        minibatch_size = max(MINIBATCH_SIZE, of_many)
+    # The noise of a gradient falls with the square root of the rows that it is averaged over, so a step may be longer.
+    learning_rate = min(MAX_LEARNING_RATE, LEARNING_RATE * (minibatch_size / MINIBATCH_SIZE) ** 0.5)
+    values = {
+        "minibatch_size": minibatch_size,
+        "num_epochs": TENSOR_EPOCHS if scale.is_tensors else NUM_EPOCHS,
+        "learning_rate": max(LEARNING_RATE, round(learning_rate, 6)),
+    }
+    if config.episodes_per_update is None:
+        values["steps_per_update"] = steps
+    return {name: value for name, value in values.items() if getattr(config, name) is None}
+
+
+def with_sizes(config: PPOConfig) -> PPOConfig:
+    """Return settings without open sizes: those of one environment, where nobody has filled them in."""
+    return dataclasses.replace(config, **scaled_defaults(config, RunScale()))

@@ -11,12 +11,16 @@ from torch import Tensor
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT
 from freerun.algorithms.policies.running_moments import RunningMoments
 from freerun.algorithms.ppo.returns import running_return
-from freerun.algorithms.ppo.training_batch import FlatBatch
 from freerun.core import AnySegment, LearnerGroup, Segment, TensorSegment
 
 MAX_OPEN_EPISODES = 100_000
 """An episode whose worker has died is never continued, and the learner does not hear of it. Beyond this number of open
 episodes, those are forgotten that have not been continued for longest."""
+
+
+def scaled_reward(reward: Tensor, factor: float) -> Tensor:
+    """Rewards times a factor, clipped as normalised observations are."""
+    return (reward * factor).clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
 
 
 class RewardScale:
@@ -38,11 +42,20 @@ class RewardScale:
         self._episode_returns: dict[int, float] = {}  # of episodes that have not ended, by number; oldest first
         self._simulator_returns: dict[int, Tensor] = {}  # [N] of the environments of each simulator, by worker
 
-    def __call__(self, segments: Sequence[AnySegment], batch: FlatBatch, learner_group: LearnerGroup) -> Tensor:
-        """The scaled rewards of a batch, which was made of these segments."""
-        ended = batch.ended[batch.rows]
+    def __call__(
+        self,
+        segments: Sequence[AnySegment],
+        reward: Tensor,
+        ended: Tensor,
+        learner_group: LearnerGroup,
+        mask: Tensor | None = None,
+    ) -> float:
+        """Add the rewards [T, B] of these segments, which stand side by side; return what to multiply rewards by.
+
+        Where segments differ in length, `mask` tells their steps from the padding.
+        """
         # float64: a run may sum up millions of rewards
-        returns, weights = running_return(batch.reward[batch.rows].double(), ended, self._gamma)
+        returns, weights = running_return(reward.double(), ended, self._gamma)
         column = 0
         for segment in segments:
             num_steps, width = segment.reward.shape
@@ -52,10 +65,9 @@ class RewardScale:
                 self._continue_simulator(segment, returns[block], weights[block])
             elif num_steps and isinstance(segment, Segment):
                 self._continue_episodes(segment, returns[block], weights[block])
-        self.moments.update(returns[batch.mask], learner_group)
+        self.moments.update(returns.flatten() if mask is None else returns[mask], learner_group)
         # r_t / std(R); the mean is not subtracted, because that would change which policy is best
-        scaled = batch.reward * float(self.moments.scale)
-        return scaled.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
+        return float(self.moments.scale)
 
     def _continue_episodes(self, segment: Segment, returns: Tensor, weights: Tensor) -> None:
         """Add to a segment's returns, in place, what its episodes had collected before it; remember the open ones."""

@@ -47,6 +47,9 @@ class BatchConfig(ModeOptions):
     def unit_steps(self) -> int:
         return self.num_envs * self.num_steps_per_env
 
+    def envs_at_once(self, num_workers: int) -> int:
+        return self.num_envs
+
     def check(self, demand: Demand) -> None:
         """Raise if an algorithm that demands this cannot be served."""
         refuse_episodes(demand, "batch")

@@ -84,6 +84,9 @@ class ContinuousConfig(ModeOptions):
     def rates_segments(self) -> bool:
         return self.queue_priority == "td-error"
 
+    def envs_at_once(self, num_workers: int) -> int:
+        return self.num_envs
+
     def check(self, demand: Demand) -> None:
         """Raise if an algorithm that demands this cannot be served."""
         refuse_episodes(demand, "continuous")

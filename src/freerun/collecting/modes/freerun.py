@@ -33,16 +33,19 @@ class FreerunConfig(ModeOptions):
     envs_per_worker: Common[int] = 1
     """Environments that a worker steps in turn, with one call of the policy for all: for environments that are fast."""
     segment_steps: int | None = None
-    """Hand over this many steps of all of a worker's environments at a time (whole episodes if not given)."""
+    """Hand over this many steps of all of a worker's environments at a time; 0 hands over whole episodes (if not given:
+    whole episodes of up to 4 environments at once, and segments of more where that keeps them busy)."""
     pin_workers: bool = False
     """Keep each worker on one core."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "envs_per_worker", "segment_steps")
+        require_positive(self, "envs_per_worker")
+        if self.segment_steps is not None and self.segment_steps < 0:
+            raise UserError(f"--segment-steps must be 0 or more, not {self.segment_steps}")
 
     def check(self, demand: Demand) -> None:
         """Raise if an algorithm that demands this cannot be served."""
-        if demand.episodes and self.segment_steps is not None:
+        if demand.episodes and self.segment_steps:
             raise UserError("--episodes-per-update needs whole episodes: leave --segment-steps out")
 
 
@@ -61,7 +64,7 @@ class Freerun(AsyncCollector):
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: FreerunConfig):
         if config.pin_workers and not hasattr(os, "sched_setaffinity"):
             raise UserError("--pin-workers needs Linux: this system cannot keep a process on one core; leave it out")
-        if config.segment_steps is None:
+        if not config.segment_steps:
             self._compose_episodes(factory, policy, settings, config)
         else:
             self._compose_segments(factory, policy, settings, config, config.segment_steps)

@@ -70,14 +70,14 @@ class RayActors(AsyncCollector):
     )
 
     def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: RayConfig):
-        if config.segment_steps is not None:
+        if config.segment_steps:
             refuse_deterministic(settings)
         RAY.require("--mode ray")
         from freerun.collecting.ray.ray_workers import RaySegmentWorkers, RayWorkers
 
         num_workers, num_envs = settings.num_workers, config.envs_per_worker
         self.workers: RayWorkers
-        if config.segment_steps is None:
+        if not config.segment_steps:
             self.workers = RayWorkers(factory, policy, settings, config)
             episodes = EpisodeUnits(settings, num_envs, ray_units_ahead)
             super().__init__(settings, config, episodes.rounds, episodes, self.workers)

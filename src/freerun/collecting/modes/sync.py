@@ -38,6 +38,9 @@ class SyncConfig(ModeOptions):
     def unit_steps(self) -> int | None:
         return self.num_envs * self.num_steps_per_env if self.num_envs and self.num_steps_per_env else None
 
+    def envs_at_once(self, num_workers: int) -> int:
+        return self.num_envs or num_workers
+
 
 class Sync(InlineCollector):
     """One rollout over parallel environments, in the learner's thread."""

@@ -99,7 +99,7 @@ class FreerunActor:
             send_heartbeats(heartbeat_key, self._heartbeat, setup.heartbeat_seconds)
             self._rollout = make_rollout(factory, policy, setup.run_seed, setup.num_envs)
             self._rollout.heartbeat = self._heartbeat
-            if setup.segment_steps is not None:
+            if setup.segment_steps:
                 episodes = itertools.count(first_episode, setup.num_workers)
                 self._segments = self._rollout.segments(setup.segment_steps, next_from(episodes))
         except Exception as failure:
@@ -137,7 +137,7 @@ class FreerunActor:
 
     def _play(self) -> Iterator[tuple[int, Segment]]:
         """Yield units as they finish, until none is left."""
-        if self._setup.segment_steps is None:
+        if not self._setup.segment_steps:
             rollout = self._require_rollout()
             for segment in rollout.episodes(lambda wait: self._units.popleft() if self._units else None):
                 yield int(segment.episode[0, 0]), segment

@@ -29,7 +29,8 @@ class RayConfig(ModeOptions):
     envs_per_worker: Common[int] = 1
     """Environments that a worker steps in turn, with one call of the policy for all: for environments that are fast."""
     segment_steps: int | None = None
-    """Hand over this many steps of all of a worker's environments at a time (whole episodes if not given)."""
+    """Hand over this many steps of all of a worker's environments at a time; 0 hands over whole episodes (if not given:
+    whole episodes of up to 4 environments at once, and segments of more where that keeps them busy)."""
 
     def __post_init__(self) -> None:
         self._task  # noqa: B018 - it checks itself

@@ -79,7 +79,7 @@ def _counts(measured: Measurement, mode: str, config: Config, counts: Sequence[i
 
 def _forecast(measured: Measurement, mode: str, config: Config, num_workers: int) -> Forecast:
     env, traits = measured.environment, find_mode(mode).traits
-    in_segments = not traits.whole_episodes or config.collector.segment_steps is not None
+    in_segments = not traits.whole_episodes or bool(config.collector.segment_steps)
     # A mode that takes turns can also hand over part of an episode, if the algorithm lets it.
     waits_for_end = not in_segments and (measured.updates[mode].demand["whole_episodes"] or not traits.takes_turns)
     if waits_for_end and not env.lengths:
@@ -167,7 +167,7 @@ def _episodes(measured: Measurement, mode: str, config: Config, num_workers: int
     cpu_share = min(1.0, (cpu + hand_over) / seconds)
     cores = measured.parallel_cores
     learning = _learning(measured, mode)
-    if segment_steps is not None:
+    if segment_steps:
         unit = Work(segment_steps * num_envs * seconds, segment_steps * num_envs)
         return play_rounds(num_workers, cpu_share, cores, lambda: unit, learning, config.max_lag, unit.steps)
     draw = _episodes_drawn(env, seconds - env.seconds_per_step, num_envs)
