@@ -21,7 +21,7 @@ def sizes(config: AnyConfig) -> tuple[int, int, int, float]:
     return found.steps_per_update, found.minibatch_size, found.num_epochs, found.learning_rate
 
 
-ONE = (2048, 64, 10, 3e-4)
+ONE, MANY = (2048, 64, 10, 3e-4), (2048, 256, 10, 6e-4)
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,17 @@ ONE = (2048, 64, 10, 3e-4)
     [
         ({}, ONE, 0),
         ({"num_workers": 4}, ONE, 0),
-        # 2048 // 8 = 256 steps of each environment are an update.
-        ({"num_workers": 8}, ONE, 256),
-        ({"num_workers": 2, "envs_per_worker": 32}, ONE, 32),
-        # 24 steps of each of 128 environments are 3072, in 32 minibatches of 96; 3e-4 * sqrt(96 / 64) = 3.67e-4.
-        ({"num_workers": 128}, (3072, 96, 10, 3.67e-4), 24),
-        # 24 * 2048 = 49152, in 32 minibatches of 1536; 3e-4 * sqrt(24) = 1.47e-3 is above the limit.
-        ({"num_workers": 64, "envs_per_worker": 32}, (49152, 1536, 10, 1e-3), 24),
-        ({"num_workers": 128, "mode": "pipes"}, (3072, 96, 10, 3.67e-4), None),
+        # 8 minibatches of 256; 3e-4 * sqrt(256 / 64) = 6e-4. The 2 updates ahead hold 2 * 2048 // 8 = 512 steps of each.
+        ({"num_workers": 8}, MANY, 512),
+        ({"num_workers": 2, "envs_per_worker": 32}, MANY, 64),
+        ({"num_workers": 100}, MANY, 40),
+        ({"num_workers": 100, "max_lag": 1}, MANY, 20),
+        ({"num_workers": 100, "max_lag": 0}, MANY, 20),
+        ({"num_workers": 100, "mode": "pipes"}, MANY, None),
+        # 12 steps of each of 256 environments are 3072, in 8 minibatches of 384; 3e-4 * sqrt(6) = 7.35e-4.
+        ({"num_workers": 256}, (3072, 384, 10, 7.35e-4), 24),
+        # 12 * 2048 = 24576, in 8 minibatches of 3072; 3e-4 * sqrt(48) = 2.08e-3 is above the limit.
+        ({"num_workers": 64, "envs_per_worker": 32}, (24576, 3072, 10, 1e-3), 24),
     ],
 )
 def test_they_follow_from_the_number_of_environments(
@@ -49,22 +52,22 @@ def test_they_follow_from_the_number_of_environments(
 
 def test_they_are_written_down_and_stay_when_completed_again() -> None:
     """A resumed run is completed again, perhaps with another number of workers: what it learns with stays."""
-    config = completed(num_workers=128)
+    config = completed(num_workers=256)
     again = complete(make_config({**flatten_config(config), "num_workers": 2}))
     assert sizes(again) == sizes(config)
-    assert again.collector.segment_steps == 24
+    assert (again.collector.segment_steps, again.max_lag) == (24, 2)
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"steps_per_update": 512}, (512, 96, 10, 3.67e-4)),
+        ({"steps_per_update": 512}, (512, 384, 10, 7.35e-4)),
         ({"minibatch_size": 64}, (3072, 64, 10, 3e-4)),
-        ({"learning_rate": 1e-4, "num_epochs": 3}, (3072, 96, 3, 1e-4)),
+        ({"learning_rate": 1e-4, "num_epochs": 3}, (3072, 384, 3, 1e-4)),
     ],
 )
 def test_what_was_given_wins(given: dict[str, Any], expected: tuple[int, int, int, float]) -> None:
-    assert sizes(completed(num_workers=128, **given)) == (*expected[:3], pytest.approx(expected[3], abs=1e-6))
+    assert sizes(completed(num_workers=256, **given)) == (*expected[:3], pytest.approx(expected[3], abs=1e-6))
 
 
 def test_a_deterministic_run_does_not_depend_on_the_number_of_workers() -> None:
@@ -79,7 +82,7 @@ def test_a_deterministic_run_does_not_depend_on_the_number_of_workers() -> None:
         {"episodes_per_update": 40},
         {"segment_steps": 0},
         {"adapt": True},
-        {"steps_per_update": 100_000},  # 781 steps of each environment: whole episodes are as good
+        {"steps_per_update": 100_000},  # 1,562 steps of each environment: whole episodes are as good
         {"algo": "sac", "env": "Pendulum-v1"},
     ],
 )

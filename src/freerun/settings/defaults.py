@@ -22,6 +22,9 @@ logger = logging.getLogger("freerun")
 MOST_WITH_WHOLE_EPISODES = 4
 """Beyond this number of environments at once, workers hand over segments: whole episodes as long as those of many tasks
 would keep only some of the workers busy within the lag that is allowed."""
+SEGMENT_MAX_LAG = 2
+"""--max-lag where segments were chosen. The workers may then be two updates ahead, so that segments are twice as long as
+with a lag of 1 while all of them stay busy. That learned more from the same steps (`benchmarks/default_sizes.py`)."""
 LONGEST_SEGMENT = 512
 """Whole episodes are handed over where segments would be longer than this."""
 WORKERS_PER_CORE, MOST_WORKERS, WORKER_BYTES = 32, 256, 100_000_000
@@ -70,8 +73,11 @@ def complete(config: AnyConfig) -> AnyConfig:
         changes["on_nan"] = "stop" if mode.whole_episodes else "continue"
     changes["algorithm"] = _suited(config, algorithm, _scale(config, changes), takes_turns)
     if mode.hands_over is HandedOver.EPISODES_OR_SEGMENTS and config.collector.segment_steps is None:
-        segment_steps = _segment_steps(config, changes, algorithm)
+        max_lag = SEGMENT_MAX_LAG if config.max_lag is None else config.max_lag
+        segment_steps = _segment_steps(config, changes, algorithm, max_lag)
         changes["collector"] = dataclasses.replace(config.collector, segment_steps=segment_steps)
+        if segment_steps:
+            changes["max_lag"] = max_lag
     if changes["num_learners"] > 1:
         changes["algorithm"] = _for_several(changes["algorithm"], algorithm, changes.get("device", config.device))
     return dataclasses.replace(config, **changes)
@@ -154,11 +160,11 @@ def _scale(config: AnyConfig, changes: Mapping[str, Any]) -> RunScale:
     return RunScale(collector.envs_at_once(num_workers), collector.unit_steps, is_tensors(config))
 
 
-def _segment_steps(config: AnyConfig, changes: Mapping[str, Any], algorithm: AlgorithmTraits) -> int:
+def _segment_steps(config: AnyConfig, changes: Mapping[str, Any], algorithm: AlgorithmTraits, max_lag: int) -> int:
     """Return the length of segments where they keep more workers busy than whole episodes; 0 for whole episodes.
 
     Whoever starts an episode must finish it within the lag that is allowed. So of n environments, only those are busy
-    whose episodes fit into one update and those ahead. A segment for each environment always fits.
+    whose episodes fit into the updates ahead. A segment of each environment fits if it is short enough.
     """
     wants_steps = algorithm.on_policy and algorithm.counts_steps and episodes_per_update(config) is None
     # --adapt moves the number of environments, and the trainings of a series share workers that play whole episodes.
@@ -166,8 +172,9 @@ def _segment_steps(config: AnyConfig, changes: Mapping[str, Any], algorithm: Alg
     num_envs = _scale(config, changes).num_envs
     if not (wants_steps and is_fixed) or num_envs <= MOST_WITH_WHOLE_EPISODES:
         return 0
-    steps_per_env = changes["algorithm"].steps_per_update // num_envs
-    return max(1, steps_per_env) if steps_per_env <= LONGEST_SEGMENT else 0
+    # n environments are busy all the time if n * segment <= steps of the updates that may be collected ahead.
+    segment_steps = max(1, max_lag) * changes["algorithm"].steps_per_update // num_envs
+    return max(1, segment_steps) if segment_steps <= LONGEST_SEGMENT else 0
 
 
 def _suited(config: AnyConfig, traits: AlgorithmTraits, scale: RunScale, takes_turns: bool) -> Any:

@@ -11,12 +11,14 @@ from freerun.core import Acceleration, Common, RunScale, UserError, require_posi
 
 STEPS_PER_UPDATE, MINIBATCH_SIZE, NUM_EPOCHS, LEARNING_RATE = 2048, 64, 10, 3e-4
 """The defaults for one environment, which are those of Stable-Baselines3, so that runs can be compared."""
-LEAST_STEPS_PER_ENV = 24
-"""An update has at least this many steps of every environment, as in RSL-RL."""
-MOST_MINIBATCHES = 32
-"""An epoch of many environments has this many minibatches, as one of a single environment has."""
+FEW_ENVS = 4
+"""Up to this number of environments, all is as for one."""
+LEAST_STEPS_PER_ENV = 12
+"""An update has at least this many steps of every environment."""
+NUM_MINIBATCHES = 8
+"""The minibatches of an epoch with more environments."""
 TENSOR_MINIBATCHES, TENSOR_EPOCHS = 4, 5
-"""The same for environments that are tensors, as in RSL-RL."""
+"""Minibatches and epochs for environments that are tensors, as in RSL-RL."""
 MAX_LEARNING_RATE = 1e-3
 
 
@@ -27,8 +29,8 @@ class PPOConfig:
     episodes_per_update: Common[int | None] = None
     """Whole episodes that each update learns from."""
     steps_per_update: Common[int | None] = None
-    """Steps that each update learns from, rounded up to whole episodes or segments. This, the minibatches, the epochs
-    and the learning rate grow with the environments that run at once (docs/defaults.md; 2048 for up to 85)."""
+    """Steps that each update learns from, rounded up to whole episodes or segments (if neither is given: 2048, and 12 of
+    each environment where more than 170 run at once). docs/defaults.md explains this and the next defaults."""
     learning_rate: Common[float | None] = None
     """Adam's step size (if not given: 3e-4, and more where minibatches are larger than 64)."""
     anneal_learning_rate: bool = False
@@ -39,7 +41,8 @@ class PPOConfig:
     num_epochs: int | None = None
     """Passes over the data of an update (if not given: 10, and 5 for environments that are tensors)."""
     minibatch_size: Common[int | None] = None
-    """Steps per gradient step (if not given: a 32nd of an update, and a quarter for environments that are tensors)."""
+    """Steps per gradient step (if not given: 64 for up to 4 environments at once, 256 or more for others, and a quarter
+    of an update for environments that are tensors)."""
     # The defaults from here to max_grad_norm are those of Stable-Baselines3.
     gamma: float = 0.99
     """Discount per step."""
@@ -106,8 +109,11 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
         steps = scale.unit_steps or max(STEPS_PER_UPDATE, LEAST_STEPS_PER_ENV * scale.num_envs)
     minibatch_size = config.minibatch_size
     if minibatch_size is None:
-        of_many = steps // TENSOR_MINIBATCHES if scale.is_tensors else LEAST_STEPS_PER_ENV * scale.num_envs // 32
-        minibatch_size = max(MINIBATCH_SIZE, of_many)
+        minibatch_size = MINIBATCH_SIZE
+        if scale.is_tensors:
+            minibatch_size = max(MINIBATCH_SIZE, steps // TENSOR_MINIBATCHES)
+        elif scale.num_envs > FEW_ENVS and scale.unit_steps is None:
+            minibatch_size = max(STEPS_PER_UPDATE, LEAST_STEPS_PER_ENV * scale.num_envs) // NUM_MINIBATCHES
     # The noise of a gradient falls with the square root of the rows that it is averaged over, so a step may be longer.
     learning_rate = min(MAX_LEARNING_RATE, LEARNING_RATE * (minibatch_size / MINIBATCH_SIZE) ** 0.5)
     values = {
