@@ -68,7 +68,7 @@ class MBPO(OffPolicy):
         elites = Ensemble.of(config, config.num_elites, *self._sizes).to(self.device)
         self.model = EliteModel(elites, config.termination, seed, self._learner_group)
         self.rollouts = ModelRollouts(
-            self._rows_per_rollout(), self.model, self.agent.soft_policy, self._sizes, self._acceleration
+            self._rows_per_rollout(), self.model, self.agent.networks.policy, self._sizes, self._acceleration
         )
         capacity = self._num_unexpired(config.rollout_length_end or config.rollout_length)
         # seed + 1, so that real and model steps are not drawn by the same random numbers.
