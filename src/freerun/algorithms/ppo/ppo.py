@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from freerun.algorithms.learners.fast_learner import learner_words, uses_fast_learner
 from freerun.algorithms.learners.shared_update import (
     JoinedRows,
     SegmentSize,
@@ -65,17 +66,8 @@ def acceleration_of(config: PPOConfig, device: torch.device) -> Acceleration:
     return "graph" if config.acceleration == "auto" else config.acceleration
 
 
-def uses_fast_learner(config: PPOConfig, device: str) -> bool:
-    """True if gradients are written out in numpy: for MLPs, on a CPU, unless torch was asked for."""
-    if config.learner == "fast" and config.network is not None:
-        raise UserError("--learner fast is for MLPs: leave it out where --network names one of your own")
-    if config.learner == "fast" and device != "cpu":
-        raise UserError("--learner fast computes on the CPU: give --device cpu, or leave --learner out")
-    return config.learner != "torch" and config.network is None and device == "cpu"
-
-
 def learner_note(config: PPOConfig, device: str) -> str:
-    return "fast learner" if uses_fast_learner(config, device) else "torch learner"
+    return learner_words(config.learner, device, config.network)
 
 
 class PPO:
@@ -111,7 +103,7 @@ class PPO:
         self.config = config
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
-        is_fast = uses_fast_learner(config, device)
+        is_fast = uses_fast_learner(config.learner, device, config.network)
         self.net, self.policy = self._make_networks(env, seed, deterministic)
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = flatten_parameters(self.net)

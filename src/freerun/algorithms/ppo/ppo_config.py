@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from freerun.algorithms.learners.fast_learner import Learner
 from freerun.algorithms.policies.mlp_actor import Activation
 from freerun.core import Acceleration, Common, UserError, require_positive
 
@@ -61,7 +62,7 @@ class PPOConfig:
     initial_log_std: float = 0.0
     """For actions in a Box: the logarithm of their deviation before anything is learned. At 0 most actions of an
     environment with a range of ±1 are cut off at its ends, and -1 often learns more."""
-    learner: Literal["auto", "fast", "torch"] = "auto"
+    learner: Learner = "auto"
     """On a CPU: who computes gradients. fast has them written out in numpy, for MLPs; torch uses autograd, for any
     network (auto: fast wherever it can be used)."""
     acceleration: Acceleration = "auto"
