@@ -20,7 +20,7 @@ from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
-from freerun.algorithms.sac.off_policy import OffPolicy, UpdateBudget
+from freerun.algorithms.sac.off_policy import OffPolicy, UpdateBudget, learner_note
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
 from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics, UserError
 from freerun.cuda_graphs import GraphedStep
@@ -49,6 +49,7 @@ class MBPO(OffPolicy):
         code_settings=("termination",),
         # No minibatch_setting: another thread may be training with the minibatch size when it would change.
         update_ratio_setting="updates_per_step",
+        learner_note=learner_note,
         console_line=_console_line,
     )
     config: MBPOConfig

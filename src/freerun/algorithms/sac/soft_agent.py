@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freerun.algorithms.learners.fast_learner import uses_fast_learner
 from freerun.algorithms.learners.shared_update import average_over_learners_, join_shares, share_of_rows
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.algorithms.sac.soft_networks import SoftNetworks, critic_values
-from freerun.algorithms.sac.soft_steps import METRICS, AutogradSoftSteps, SoftSteps, StepCounters
+from freerun.algorithms.sac.soft_steps import METRICS, AutogradSoftSteps, FastSoftSteps, SoftSteps, StepCounters
 from freerun.core import LearnerGroup, Metrics, SingleLearner
 
 
@@ -32,6 +33,7 @@ class SoftAgent:
         device: torch.device,
         learner_group: LearnerGroup | None = None,
     ):
+        is_fast = uses_fast_learner(config.learner, device.type)
         self._learner_group = learner_group or SingleLearner()
         self._share = 1 / self._learner_group.count  # this learner's share of the rows of the last batch
         self._config = config
@@ -43,7 +45,7 @@ class SoftAgent:
         num_actions = self.networks.num_actions
         target_entropy = -float(num_actions) if config.target_entropy is None else config.target_entropy
         parts = (self.networks, config, target_entropy, self._learner_group, self._counters)
-        self._soft_steps: SoftSteps = AutogradSoftSteps(*parts)
+        self._soft_steps: SoftSteps = FastSoftSteps(*parts) if is_fast else AutogradSoftSteps(*parts)
 
     @property
     def weights(self) -> Tensor:

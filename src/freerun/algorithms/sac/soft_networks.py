@@ -66,12 +66,14 @@ class SoftNetworks:
         One forward pass serves both ends of the steps: `noise` has a row for every s_t, then one for every s_{t+1}.
         """
         num_rows = len(steps.reward)
-        action, log_prob = self.policy(torch.cat([steps.obs, steps.next_obs]), noise)
+        # Where nothing follows, an observation that is not finite must not count. As it has a part in the forward pass,
+        # it would make the policy's gradient NaN, though its own gradient is 0: 0 * NaN is NaN.
+        next_obs = torch.where(steps.terminated[:, None] > 0, 0.0, steps.next_obs)
+        action, log_prob = self.policy(torch.cat([steps.obs, next_obs]), noise)
         with torch.no_grad():
             # Soft value: V(s') = min_k Q_target_k(s', a') - alpha * log pi(a' | s')
-            next_q = critic_values(self.target_critics, steps.next_obs, action[num_rows:]).amin(dim=0)
+            next_q = critic_values(self.target_critics, next_obs, action[num_rows:]).amin(dim=0)
             next_value = next_q - self.policy.log_temperature.exp() * log_prob[num_rows:]
-            # y = r + gamma * (1 - terminated) * V(s'). Not as a product: where nothing follows, a value that is not
-            # finite must not count either, and 0 * NaN is NaN.
+            # y = r + gamma * (1 - terminated) * V(s')
             target = steps.reward + gamma * torch.where(steps.terminated > 0, 0.0, next_value)
         return action[:num_rows], log_prob[:num_rows], target
