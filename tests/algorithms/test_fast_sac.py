@@ -132,6 +132,7 @@ def test_a_run_may_go_on_with_the_other_learner() -> None:
     state = first.state_dict()
     goes_on, changes = made("fast"), made("torch")
     for sac in (goes_on, changes):
+        sac.take_gradient_steps(1)  # what it has learned by itself must not count any more
         sac.load_state_dict(state)
         sac.take_gradient_steps(50)
     found = learned(changes.agent)
