@@ -160,7 +160,7 @@ class FastSoftSteps:
         obs, action, reward, next_obs, terminated = (part.numpy() for part in steps)
         num_rows = len(reward)
         noise_of_both = noise.numpy()
-        temperature = math.exp(self._networks.policy.log_temperature.item())
+        temperature = float(np.exp(self._networks.policy.log_temperature.item()))
 
         # Soft value: V(s') = min_k Q_target_k(s', a') - alpha * log pi(a' | s')
         next_action, next_log_prob = self._head.sample(self._actor.forward(next_obs), noise_of_both[num_rows:])
