@@ -64,6 +64,8 @@ class Options:
     """Weight of PPO's entropy bonus, in all of them."""
     repeats: int = 7
     """Repetitions; each contender makes one update in each."""
+    note: str = ""
+    """A sentence for the results, such as what else the machine was doing."""
     output: Path = Path(__file__).parent / "results" / "learner_speed_cpu"
 
 
@@ -272,7 +274,12 @@ def markdown(results: dict[str, Any]) -> str:
             continue
         found = results[algorithm]
         machine = f"{found['machine']}, torch {found['torch']}, numpy {found['numpy']}"
-        lines += [f"## {note}", "", f"{machine}; {found['repeats']} updates of each.", ""]
+        lines += [
+            f"## {note}",
+            "",
+            f"{machine}; {found['repeats']} updates of each. {found.get('note', '')}".rstrip(),
+            "",
+        ]
         for size, times in found["times"].items():
             lines += [f"### Minibatches of {size}", "", "| | ms | freerun fast is faster by |", "| --- | ---: | ---: |"]
             for name, taken in times.items():
@@ -296,6 +303,7 @@ def main() -> None:
             "torch": torch.__version__,
             "numpy": np.__version__,
             "repeats": options.repeats,
+            "note": options.note,
             "times": {str(size): measure(algorithm, size, options) for size in sizes},
         }
     text = markdown(results)
