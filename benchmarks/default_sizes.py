@@ -35,9 +35,10 @@ TASKS = {
 }
 """The steps of a run."""
 TASK_FLAGS = {"HalfCheetah-v5": ("--normalize-obs", "--normalize-reward"), "Hopper-v5": ("--normalize-obs",)}
+NOT_NORMALIZED = ("--no-normalize-obs", "--no-normalize-reward")
 SIZES_OF_ONE = ("--steps-per-update", "2048", "--minibatch-size", "64", "--learning-rate", "3e-4")
 WAYS = {
-    "as for one environment": (*SIZES_OF_ONE, "--segment-steps", "0", "--max-lag", "1", "--no-normalize-reward"),
+    "as for one environment": (*SIZES_OF_ONE, "--segment-steps", "0", "--max-lag", "1", *NOT_NORMALIZED),
     "defaults": (),
     "segments of 32, lag 1": ("--segment-steps", "32", "--max-lag", "1"),
     "updates of 8,192": ("--steps-per-update", "8192"),

@@ -1,8 +1,9 @@
-"""How long does one gradient step of PPO take on a CPU? freerun's two learners beside torch.compile, Stable-Baselines3
-and a single-file PPO, on the same networks, minibatches and rows, with one thread each.
+"""How long does one gradient step take on a CPU? freerun's two learners beside torch.compile, Stable-Baselines3 and,
+for PPO, a single file, on the same networks, minibatches and rows, with one thread each.
 
-52 observations, 145 choices, 64-64 networks (the shapes of CAGE challenge 2). A whole update is timed, and divided by
-its gradient steps. The contenders take turns within each repetition, and ratios are those of one repetition.
+PPO has 52 observations, 145 choices and 64-64 networks (the shapes of CAGE challenge 2). SAC has 17 observations, 6
+actions and 256-256 networks (the shapes of HalfCheetah). A whole update is timed, with all drawing of minibatches, and
+divided by its gradient steps. The contenders take turns within each repetition, and ratios are those of one repetition.
 """
 
 from __future__ import annotations
@@ -30,22 +31,41 @@ from freerun.algorithms.ppo.objective import PPOLosses, ppo_losses
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig, with_sizes
 from freerun.algorithms.ppo.training_batch import TrainingBatch
-from freerun.core import EnvSpec, Segment, SingleLearner
+from freerun.algorithms.sac.sac import SAC
+from freerun.algorithms.sac.sac_config import SACConfig
+from freerun.core import Acceleration, EnvSpec, Segment, SingleLearner
 
+Algorithm = Literal["ppo", "sac"]
 OBS_SIZE, NUM_CHOICES, NUM_EPOCHS = 52, 145, 10
 SPEC = EnvSpec(spaces.Box(0, 1, (OBS_SIZE,), np.float32), spaces.Discrete(NUM_CHOICES))
+SAC_OBS_SIZE, SAC_ACTION_SIZE = 17, 6
+SAC_SPEC = EnvSpec(
+    spaces.Box(-np.inf, np.inf, (SAC_OBS_SIZE,), np.float32), spaces.Box(-1, 1, (SAC_ACTION_SIZE,), np.float32)
+)
+NUM_STORED_STEPS, NUM_SAC_STEPS = 20_000, 50
+"""Steps in the replay buffers, and gradient steps in an update of SAC."""
+NOTES = {
+    "ppo": "PPO: 52 observations, 145 choices, 64-64 networks",
+    "sac": "SAC: 17 observations, 6 actions, 256-256 networks",
+}
 Update = Callable[[], int]
 """Makes one update and returns the number of its gradient steps."""
 
 
 @dataclass(frozen=True)
 class Options:
+    algorithms: tuple[Algorithm, ...] = ("ppo", "sac")
+    """Which algorithms to measure. The results of the others stay in the files as they are."""
     minibatch_sizes: tuple[int, ...] = (64, 256, 2500)
-    """Rows per gradient step."""
+    """Rows per gradient step of PPO."""
+    batch_sizes: tuple[int, ...] = (64, 256)
+    """Rows per gradient step of SAC."""
     entropy_coef: float = 0.01
-    """Weight of the entropy bonus, in all of them."""
+    """Weight of PPO's entropy bonus, in all of them."""
     repeats: int = 7
     """Repetitions; each contender makes one update in each."""
+    note: str = ""
+    """A sentence for the results, such as what else the machine was doing."""
     output: Path = Path(__file__).parent / "results" / "learner_speed_cpu"
 
 
@@ -156,23 +176,82 @@ def single_file_update(rows: Rows, minibatch_size: int, options: Options) -> Upd
     return update
 
 
-def contenders(minibatch_size: int, options: Options) -> dict[str, Update]:
-    rows = Rows(minibatch_size * max(4, 2048 // minibatch_size))
-    made = {
-        "freerun fast": freerun_update(rows, minibatch_size, options, "fast"),
-        "freerun torch": freerun_update(rows, minibatch_size, options, "torch"),
-        "torch.compile": compiled_update(rows, minibatch_size, options),
-        "Stable-Baselines3": sb3_update(rows, minibatch_size, options),
-        "single file": single_file_update(rows, minibatch_size, options),
-    }
+class StoredSteps:
+    """The same made-up steps in everyone's replay buffer."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.obs, self.next_obs = (rng.standard_normal((NUM_STORED_STEPS, SAC_OBS_SIZE), np.float32) for _ in range(2))
+        self.action = rng.uniform(-1, 1, (NUM_STORED_STEPS, SAC_ACTION_SIZE)).astype(np.float32)
+        self.reward = rng.standard_normal(NUM_STORED_STEPS, np.float32)
+
+
+def freerun_sac_update(
+    stored: StoredSteps, batch_size: int, learner: Literal["fast", "torch"], acceleration: Acceleration = "none"
+) -> Update:
+    config = SACConfig(batch_size=batch_size, buffer_size=NUM_STORED_STEPS, learner=learner, acceleration=acceleration)
+    sac = SAC(SAC_SPEC, config, 0, "cpu", False)
+    number, no = np.zeros((NUM_STORED_STEPS, 1), np.int64), np.zeros((NUM_STORED_STEPS, 1), np.bool_)
+    obs, action, reward, next_obs = (
+        part[:, None] for part in (stored.obs, stored.action, stored.reward, stored.next_obs)
+    )
+    sac.observe([Segment(obs, action, np.zeros_like(reward), reward, no, no, next_obs, number, number, 0.0)])
+
+    def update() -> int:
+        sac.take_gradient_steps(NUM_SAC_STEPS)
+        return NUM_SAC_STEPS
+
+    return update
+
+
+def sb3_sac_update(stored: StoredSteps, batch_size: int) -> Update:
+    import stable_baselines3
+    from stable_baselines3.common.logger import Logger
+
+    class SACShapes(gymnasium.Env[Any, Any]):
+        observation_space, action_space = SAC_SPEC.observation_space, SAC_SPEC.action_space
+
+    model = stable_baselines3.SAC("MlpPolicy", SACShapes(), buffer_size=NUM_STORED_STEPS, device="cpu")
+    model.set_logger(Logger(None, []))
+    assert model.replay_buffer is not None
+    for row in range(NUM_STORED_STEPS):
+        model.replay_buffer.add(
+            stored.obs[row], stored.next_obs[row], stored.action[row], stored.reward[row], np.zeros(1), [{}]
+        )
+
+    def update() -> int:
+        model.train(NUM_SAC_STEPS, batch_size)
+        return NUM_SAC_STEPS
+
+    return update
+
+
+def contenders(algorithm: Algorithm, size: int, options: Options) -> dict[str, Update]:
+    if algorithm == "ppo":
+        rows = Rows(size * max(4, 2048 // size))
+        made = {
+            "freerun fast": freerun_update(rows, size, options, "fast"),
+            "freerun torch": freerun_update(rows, size, options, "torch"),
+            "torch.compile": compiled_update(rows, size, options),
+            "Stable-Baselines3": sb3_update(rows, size, options),
+            "single file": single_file_update(rows, size, options),
+        }
+    else:
+        stored = StoredSteps()
+        made = {
+            "freerun fast": freerun_sac_update(stored, size, "fast"),
+            "freerun torch": freerun_sac_update(stored, size, "torch"),
+            "torch.compile": freerun_sac_update(stored, size, "torch", "compile"),
+            "Stable-Baselines3": sb3_sac_update(stored, size),
+        }
     for update in made.values():
         update()  # the first one allocates memory, and compiles
     return made
 
 
-def measure(minibatch_size: int, options: Options) -> dict[str, list[float]]:
+def measure(algorithm: Algorithm, size: int, options: Options) -> dict[str, list[float]]:
     """Milliseconds per gradient step."""
-    made = contenders(minibatch_size, options)
+    made = contenders(algorithm, size, options)
     times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(options.repeats):
         for name, update in made.items():
@@ -184,20 +263,31 @@ def measure(minibatch_size: int, options: Options) -> dict[str, list[float]]:
 
 def markdown(results: dict[str, Any]) -> str:
     lines = [
-        "# One gradient step of PPO on a CPU",
+        "# One gradient step on a CPU",
         "",
-        f"{results['machine']}, torch {results['torch']}, numpy {results['numpy']}, one thread. Milliseconds per "
-        f"gradient step: median (lowest – highest) of {results['repeats']} updates; then how many times as fast "
-        "`freerun fast` is: median of the ratios within a repetition. `benchmarks/learner_speed_cpu.py` wrote this.",
+        "Milliseconds per gradient step, with one thread: median (lowest – highest) over updates; then how many times "
+        "as fast `freerun fast` is: median of the ratios within a repetition. `torch.compile` is freerun's torch "
+        "learner, compiled. `benchmarks/learner_speed_cpu.py` wrote this.",
         "",
     ]
-    for size, times in results["times"].items():
-        lines += [f"## Minibatches of {size}", "", "| | ms | freerun fast is faster by |", "| --- | ---: | ---: |"]
-        for name, found in times.items():
-            ratio = statistics.median(a / b for a, b in zip(found, times["freerun fast"], strict=True))
-            shown = f"{statistics.median(found):.2f} ({min(found):.2f} – {max(found):.2f})"
-            lines.append(f"| {name} | {shown} | {ratio:.2f} × |")
-        lines.append("")
+    for algorithm, note in NOTES.items():
+        if algorithm not in results:
+            continue
+        found = results[algorithm]
+        machine = f"{found['machine']}, torch {found['torch']}, numpy {found['numpy']}"
+        lines += [
+            f"## {note}",
+            "",
+            f"{machine}; {found['repeats']} updates of each. {found.get('note', '')}".rstrip(),
+            "",
+        ]
+        for size, times in found["times"].items():
+            lines += [f"### Minibatches of {size}", "", "| | ms | freerun fast is faster by |", "| --- | ---: | ---: |"]
+            for name, taken in times.items():
+                ratio = statistics.median(a / b for a, b in zip(taken, times["freerun fast"], strict=True))
+                shown = f"{statistics.median(taken):.2f} ({min(taken):.2f} – {max(taken):.2f})"
+                lines.append(f"| {name} | {shown} | {ratio:.2f} × |")
+            lines.append("")
     return "\n".join(lines)
 
 
@@ -205,17 +295,22 @@ def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
     threadpool_limits(1, "blas")
-    results: dict[str, Any] = {
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "repeats": options.repeats,
-        "times": {str(size): measure(size, options) for size in options.minibatch_sizes},
-    }
+    file = options.output / "learner_speed_cpu.json"
+    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for algorithm in options.algorithms:
+        sizes = options.minibatch_sizes if algorithm == "ppo" else options.batch_sizes
+        results[algorithm] = {
+            "machine": platform.processor() or platform.machine(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "repeats": options.repeats,
+            "note": options.note,
+            "times": {str(size): measure(algorithm, size, options) for size in sizes},
+        }
     text = markdown(results)
     print(text)
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "learner_speed_cpu.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.output / "learner_speed_cpu.md").write_text(text, encoding="utf-8")
 
 

@@ -22,7 +22,8 @@ from freerun.algorithms.sac.off_policy import UpdateBudget
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
 from freerun.algorithms.sac.sac import SAC
 from freerun.algorithms.sac.sac_config import SACConfig
-from freerun.algorithms.sac.soft_agent import SoftAgent, critic_values
+from freerun.algorithms.sac.soft_agent import SoftAgent
+from freerun.algorithms.sac.soft_networks import critic_values
 from freerun.core import Acceleration, EnvSpec, Segment, UserError
 from freerun.cuda_graphs import GraphedStep
 from freerun.experiment import run
@@ -102,7 +103,7 @@ def test_the_numpy_actor_is_the_torch_policy() -> None:
     obs, noise = rng.normal(size=(64, 2)).astype(np.float32), actor.draw(rng, 64)
     decision = actor.act(obs, noise)
     with torch.no_grad():
-        mean, log_std = agent.soft_policy.net(torch.from_numpy(obs)).chunk(2, dim=1)
+        mean, log_std = agent.networks.policy.net(torch.from_numpy(obs)).chunk(2, dim=1)
         action, log_prob = squashed_sample(mean, log_std, torch.from_numpy(noise))
     np.testing.assert_allclose(decision.action, 1 + 2 * action.numpy(), atol=1e-5)  # the range is [-1, 3]
     # The actions are twice as far apart as those in [-1, 1], so half as dense.
@@ -129,14 +130,14 @@ def test_an_untrained_policy_spreads_its_actions_over_the_range() -> None:
 def test_what_the_critics_should_say() -> None:
     spec = ActorSpec.squashed(env_spec(), (8,), "relu")
     agent = SoftAgent(spec, SACConfig(hidden_sizes=(8,), gamma=0.9), 0, CPU)
-    for weight in agent.target_critics.parameters():
+    for weight in agent.networks.target_critics.parameters():
         weight.data.zero_()
-    agent.target_critics.biases[-1].data[:, 0, 0] = torch.tensor([5.0, 4.0])  # the lower of the two counts
+    agent.networks.target_critics.biases[-1].data[:, 0, 0] = torch.tensor([5.0, 4.0])  # the lower of the two counts
     steps = StepBatch(
         torch.zeros(2, 2), torch.zeros(2, 1), torch.tensor([1.0, 1.0]), torch.zeros(2, 2), torch.tensor([0.0, 1.0])
     )
     noise = torch.zeros(4, 1)
-    _, _, target = agent.critic_targets(steps, noise)
+    _, _, target = agent.networks.critic_targets(steps, noise, 0.9)
     # Mean 0, deviation 1, no noise: log-probability −log √2π; temperature 1. What terminated is worth its reward.
     entropy_bonus = 0.5 * math.log(2 * math.pi)
     assert target.tolist() == pytest.approx([1 + 0.9 * (4 + entropy_bonus), 1.0], abs=1e-5)
@@ -146,7 +147,7 @@ def test_a_step_after_which_nothing_follows_is_worth_its_reward_whatever_it_led_
     agent = SoftAgent(ActorSpec.squashed(env_spec(), (8,), "relu"), SACConfig(hidden_sizes=(8,)), 0, CPU)
     next_obs = torch.full((1, 2), torch.nan)  # and 0 times NaN would be NaN
     steps = StepBatch(torch.zeros(1, 2), torch.zeros(1, 1), torch.tensor([2.0]), next_obs, torch.ones(1))
-    _, _, target = agent.critic_targets(steps, torch.zeros(2, 1))
+    _, _, target = agent.networks.critic_targets(steps, torch.zeros(2, 1), 0.99)
     assert target.tolist() == [2.0]
 
 
@@ -177,7 +178,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(device: to
 
 def test_twin_critics_in_one_are_two_critics() -> None:
     spec = ActorSpec.squashed(env_spec(), (8, 8), "relu")
-    critics = SoftAgent(spec, SACConfig(hidden_sizes=(8, 8)), 0, CPU).critics
+    critics = SoftAgent(spec, SACConfig(hidden_sizes=(8, 8)), 0, CPU).networks.critics
     obs, action = torch.randn(5, 2), torch.randn(5, 1)
     both = critic_values(critics, obs, action)
     for number in range(2):
@@ -194,8 +195,8 @@ def test_the_temperature_rises_where_entropy_lacks_and_falls_where_it_abounds() 
         agent = SoftAgent(spec, SACConfig(hidden_sizes=(8,), target_entropy=target_entropy), 0, CPU)
         steps = StepBatch(torch.zeros(4, 2), torch.zeros(4, 1), torch.zeros(4), torch.zeros(4, 2), torch.zeros(4))
         agent.learn(ReplaySample(steps, torch.ones(4), torch.arange(4)))
-        assert math.copysign(1, agent.soft_policy.log_temperature.item()) == sign
-        assert abs(agent.soft_policy.log_temperature.item()) == pytest.approx(3e-4, rel=1e-2)  # Adam's first step
+        assert math.copysign(1, agent.networks.policy.log_temperature.item()) == sign
+        assert abs(agent.networks.policy.log_temperature.item()) == pytest.approx(3e-4, rel=1e-2)  # Adam's first step
 
 
 def test_actions_are_stored_between_minus_one_and_one() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from freerun.core import UserError
-from freerun.settings.config import AnyConfig
+from freerun.settings.config import AnyConfig, TrainConfig
 from freerun.settings.defaults import complete
-from freerun.settings.registry import flatten_config, make_config
+from freerun.settings.flag_parsing import SWITCHES, spell_out_switches
+from freerun.settings.registry import ALGORITHMS, MODES, flatten_config, make_config
 
 
 def completed(**settings: Any) -> AnyConfig:
@@ -29,7 +30,7 @@ ONE, MANY = (2048, 64, 10, 3e-4), (2048, 256, 10, 6e-4)
     [
         ({}, ONE, 0),
         ({"num_workers": 4}, ONE, 0),
-        # 8 minibatches of 256; 3e-4 * sqrt(256 / 64) = 6e-4. The 2 updates ahead hold 2 * 2048 // 8 = 512 steps of each.
+        # 8 minibatches of 256; 3e-4 * sqrt(256 / 64) = 6e-4. Two updates hold 2 * 2048 // 8 = 512 steps of each.
         ({"num_workers": 8}, MANY, 512),
         ({"num_workers": 2, "envs_per_worker": 32}, MANY, 64),
         ({"num_workers": 100}, MANY, 40),
@@ -46,7 +47,7 @@ def test_they_follow_from_the_number_of_environments(
     settings: dict[str, Any], expected: tuple[int, int, int, float], segment_steps: int | None
 ) -> None:
     config = completed(**settings)
-    assert sizes(config) == (*expected[:3], pytest.approx(expected[3], abs=1e-6))
+    assert sizes(config) == pytest.approx(expected, abs=1e-6)
     assert config.collector.segment_steps == segment_steps
 
 
@@ -67,7 +68,7 @@ def test_they_are_written_down_and_stay_when_completed_again() -> None:
     ],
 )
 def test_what_was_given_wins(given: dict[str, Any], expected: tuple[int, int, int, float]) -> None:
-    assert sizes(completed(num_workers=256, **given)) == (*expected[:3], pytest.approx(expected[3], abs=1e-6))
+    assert sizes(completed(num_workers=256, **given)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_deterministic_run_does_not_depend_on_the_number_of_workers() -> None:
@@ -100,3 +101,26 @@ def test_tensors_learn_in_a_few_large_minibatches() -> None:
     """4,096 environments of 24 steps: four minibatches of 24,576 rows, five times over."""
     config = completed(env="freerun/RoughDrone-v0", mode="batch", num_envs=4096, num_workers=None)
     assert sizes(config) == (98304, 24576, 5, 1e-3)
+
+
+def test_all_but_tensors_are_normalised() -> None:
+    assert (completed().algorithm.normalize_obs, completed().algorithm.normalize_reward) == (True, True)
+    tensors = completed(env="freerun/RoughDrone-v0", mode="batch", num_workers=None).algorithm
+    assert (tensors.normalize_obs, tensors.normalize_reward) == (False, False)
+    assert completed(normalize_obs=False).algorithm.normalize_obs is False
+
+
+def test_switches_that_may_be_left_open_are_switched_like_others() -> None:
+    """The list in `flag_parsing` holds all settings that are True, False or None, and no others."""
+    parts = [TrainConfig, *(entry.load_config() for entry in (*ALGORITHMS.values(), *MODES.values()))]
+    open_switches = {
+        name
+        for part in parts
+        for name, kind in get_type_hints(part).items()
+        if set(get_args(kind)) == {bool, type(None)}
+    }
+    assert open_switches == set(SWITCHES)
+    words = spell_out_switches(["--seed", "3", "--normalize-obs", "--no-normalize-reward", "--watch"])
+    assert words == ["--seed", "3", "--normalize-obs", "True", "--normalize-reward", "False", "--watch"]
+    explicit = ["--normalize-obs", "False", "--normalize-reward", "None"]
+    assert spell_out_switches(explicit) == explicit

@@ -23,8 +23,8 @@ MOST_WITH_WHOLE_EPISODES = 4
 """Beyond this number of environments at once, workers hand over segments: whole episodes as long as those of many tasks
 would keep only some of the workers busy within the lag that is allowed."""
 SEGMENT_MAX_LAG = 2
-"""--max-lag where segments were chosen. The workers may then be two updates ahead, so that segments are twice as long as
-with a lag of 1 while all of them stay busy. That learned more from the same steps (`benchmarks/default_sizes.py`)."""
+"""--max-lag where segments were chosen. The workers may then be two updates ahead, so that segments are twice as long
+as with a lag of 1 while all of them stay busy, and longer segments learn more (`benchmarks/default_sizes.py`)."""
 LONGEST_SEGMENT = 512
 """Whole episodes are handed over where segments would be longer than this."""
 WORKERS_PER_CORE, MOST_WORKERS, WORKER_BYTES = 32, 256, 100_000_000

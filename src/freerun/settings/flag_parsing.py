@@ -31,6 +31,9 @@ EnvArgs = Annotated[dict[str, EnvArg], tyro.conf.arg(metavar="NAME VALUE …", h
 """Arguments for an environment, given as `name value` or `name=value`."""
 ENV_ARGS_EXAMPLE = "give names and values, as in --env-args size 7 or --env-args size=7 kind=busy"
 BOOLS = {"True": True, "False": False}
+SWITCHES = ("normalize_obs", "normalize_reward")
+"""Settings that are on, off or left open. They are switched as others are that are only on or off: by --name and
+--no-name."""
 
 
 def parse(kind: type[Options], words: Sequence[str], **about: Any) -> Options:
@@ -39,8 +42,21 @@ def parse(kind: type[Options], words: Sequence[str], **about: Any) -> Options:
     if sum(word.partition("=")[0].replace("_", "-") == "--env-args" for word in words) > 1:
         raise UserError("--env-args is given twice: give it once, with all names and values after it")
     with RULES:
-        options: Options = tyro.cli(kind, args=words, **about)
+        options: Options = tyro.cli(kind, args=spell_out_switches(words), **about)
     return options
+
+
+def spell_out_switches(words: Sequence[str]) -> list[str]:
+    """Turn --name and --no-name into --name True and --name False, for switches that may be left open."""
+    found: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name = word.removeprefix("--").replace("-", "_")
+        is_off = name.startswith("no_")
+        if name.removeprefix("no_") in SWITCHES and word.startswith("--") and following not in (*BOOLS, NOTHING):
+            found += [f"--{name.removeprefix('no_').replace('_', '-')}", str(not is_off)]
+        else:
+            found.append(word)
+    return found
 
 
 def parse_known(kind: type[Options], words: Sequence[str]) -> tuple[Options, list[str]]:
@@ -79,6 +95,21 @@ def _plain(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         instance_from_str=read,
         is_instance=lambda value: value is None or isinstance(value, kind),
         str_from_instance=lambda value: [NOTHING if value is None else str(value)],
+    )
+
+
+@RULES.primitive_rule
+def _switch(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Read True and False for a switch that may be left open."""
+    if get_origin(info.type) not in (Union, UnionType) or set(get_args(info.type)) != {bool, NoneType}:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="True|False",
+        instance_from_str=lambda words: BOOLS.get(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+        choices=(*BOOLS, NOTHING),
     )
 
 

@@ -20,7 +20,7 @@ from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
-from freerun.algorithms.sac.off_policy import OffPolicy, UpdateBudget
+from freerun.algorithms.sac.off_policy import OffPolicy, UpdateBudget, learner_note
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
 from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics, UserError
 from freerun.cuda_graphs import GraphedStep
@@ -49,6 +49,7 @@ class MBPO(OffPolicy):
         code_settings=("termination",),
         # No minibatch_setting: another thread may be training with the minibatch size when it would change.
         update_ratio_setting="updates_per_step",
+        learner_note=learner_note,
         console_line=_console_line,
     )
     config: MBPOConfig
@@ -68,7 +69,7 @@ class MBPO(OffPolicy):
         elites = Ensemble.of(config, config.num_elites, *self._sizes).to(self.device)
         self.model = EliteModel(elites, config.termination, seed, self._learner_group)
         self.rollouts = ModelRollouts(
-            self._rows_per_rollout(), self.model, self.agent.soft_policy, self._sizes, self._acceleration
+            self._rows_per_rollout(), self.model, self.agent.networks.policy, self._sizes, self._acceleration
         )
         capacity = self._num_unexpired(config.rollout_length_end or config.rollout_length)
         # seed + 1, so that real and model steps are not drawn by the same random numbers.

@@ -10,7 +10,7 @@ from torch import Tensor
 from freerun.algorithms.mbpo.ensemble import EliteModel
 from freerun.algorithms.policies.networks import flatten_parameters
 from freerun.algorithms.sac.replay_buffer import StepBatch
-from freerun.algorithms.sac.soft_agent import SoftPolicy
+from freerun.algorithms.sac.soft_networks import SoftPolicy
 from freerun.core import Acceleration
 from freerun.cuda_graphs import GraphedStep
 

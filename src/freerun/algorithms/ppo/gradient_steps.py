@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from freerun.algorithms.learners.shared_update import average_over_learners_
 from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI
 from freerun.algorithms.policies.networks import ActorCritic, step_if_finite
-from freerun.algorithms.policies.numpy_mlp import NumpyAdam, NumpyMLP
+from freerun.algorithms.policies.numpy_mlp import FlatAdam, NumpyMLP, layers_of
 from freerun.algorithms.ppo.objective import ADVANTAGE_EPSILON, PPOLosses, ppo_losses
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.training_batch import TrainingBatch
@@ -94,10 +94,10 @@ class FastSteps:
         self, net: ActorCritic, weights: nn.Parameter, optimizer: torch.optim.Adam, group: LearnerGroup, num_bad: Tensor
     ):
         self._weights = weights
-        self._optimizer = optimizer
+        self._adam = FlatAdam(weights, optimizer)
         self._group = group
         self._num_bad_gradients = num_bad
-        self._actor, self._critic = (NumpyMLP(part, net.spec.activation) for part in (net.actor, net.critic))
+        self._actor, self._critic = (NumpyMLP(layers_of(part), net.spec.activation) for part in (net.actor, net.critic))
         self._head: GradientHead
         if net.spec.gaussian_size:
             assert net.log_std.grad is not None
@@ -110,15 +110,6 @@ class FastSteps:
         self._columns = [column.numpy() for column in batch]
         self._loss_sum = np.zeros(2)
         self._num_steps = 0
-        # A checkpoint that was loaded has replaced the moments, so they are looked up for every update.
-        state = self._optimizer.state[self._weights]
-        if not state:
-            state |= {"step": torch.tensor(0.0)}
-            state |= {name: torch.zeros_like(self._weights) for name in ("exp_avg", "exp_avg_sq")}
-        (group,) = self._optimizer.param_groups
-        self._learning_rate = float(group["lr"])
-        moments = (state["exp_avg"], state["exp_avg_sq"], state["step"])
-        self._adam = NumpyAdam(self._weights, *moments, group["eps"])
 
     @np.errstate(over="ignore", invalid="ignore")  # what is not finite is counted by `descend`
     def compute(self, rows: Tensor, advantage_of_all: Tensor | None) -> Tensor:
@@ -159,7 +150,7 @@ class FastSteps:
         gradient = self._weights.grad
         assert gradient is not None
         average_over_learners_(self._group, gradient, share)
-        if not self._adam.step(self._learning_rate, self._config.max_grad_norm):
+        if not self._adam.step(self._config.max_grad_norm):
             self._num_bad_gradients += 1
         self._loss_sum += share * np.array(self._losses)
         self._num_steps += 1

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import Tensor
 
+from freerun.algorithms.learners.fast_learner import learner_words, uses_fast_learner
 from freerun.algorithms.learners.shared_update import (
     JoinedRows,
     SegmentSize,
@@ -67,19 +71,10 @@ def acceleration_of(config: PPOConfig, device: torch.device) -> Acceleration:
     return "graph" if config.acceleration == "auto" else config.acceleration
 
 
-def uses_fast_learner(config: PPOConfig, device: str) -> bool:
-    """True if gradients are written out in numpy: for MLPs, on a CPU, unless torch was asked for."""
-    if config.learner == "fast" and config.network is not None:
-        raise UserError("--learner fast is for MLPs: leave it out where --network names one of your own")
-    if config.learner == "fast" and device != "cpu":
-        raise UserError("--learner fast computes on the CPU: give --device cpu, or leave --learner out")
-    return config.learner != "torch" and config.network is None and device == "cpu"
-
-
 def learner_note(config: PPOConfig, device: str) -> str:
     steps, episodes = config.steps_per_update, config.episodes_per_update
     updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
-    learner = "fast learner" if uses_fast_learner(config, device) else "torch learner"
+    learner = learner_words(config.learner, device, config.network)
     return (
         f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "
         f"learning rate {config.learning_rate:g} · {learner}"
@@ -94,6 +89,18 @@ def adapted_learning_rate(metrics: Metrics, desired_kl: float) -> float:
     elif kl < desired_kl / 2:
         learning_rate *= LEARNING_RATE_FACTOR
     return min(MAX_LEARNING_RATE, max(MIN_LEARNING_RATE, learning_rate))
+
+
+def needs_normalizing(space: spaces.Box) -> NDArray[np.bool_]:
+    """True for each number of an observation, flat, whose range goes beyond -1 to 1; False for images.
+
+    Numbers within -1 to 1 have a fitting scale already. Bits that are rarely set would even be hurt: dividing by their
+    small deviation makes them larger than anything else (NetworkDefence learned two thirds as well with it).
+    """
+    if len(space.shape) > 2 or space.dtype == np.uint8:
+        return np.zeros(math.prod(space.shape), np.bool_)
+    is_beyond: NDArray[np.bool_] = ((space.low < -1) | (space.high > 1)).reshape(-1)
+    return is_beyond
 
 
 class PPO:
@@ -130,7 +137,7 @@ class PPO:
         self.config = config = with_sizes(config)
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
-        is_fast = uses_fast_learner(config, device)
+        is_fast = uses_fast_learner(config.learner, device, config.network)
         self.net, self.policy = self._make_networks(env, seed, deterministic)
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = flatten_parameters(self.net)
@@ -166,7 +173,9 @@ class PPO:
         """The networks that learn, and the policy that travels to the workers."""
         config, network = self.config, self.config.network
         hidden_sizes = config.hidden_sizes if network is None else ()
-        spec = ActorSpec.of(env, hidden_sizes, config.activation, config.normalize_obs)
+        self._is_normalized = torch.from_numpy(needs_normalizing(env.observation_space))
+        normalize_obs = bool(config.normalize_obs and self._is_normalized.any())
+        spec = ActorSpec.of(env, hidden_sizes, config.activation, normalize_obs)
         scalar_actions = isinstance(env.action_space, spaces.Discrete)
         # The seed of the networks must not reseed others that draw from torch's global generator.
         with torch.random.fork_rng(devices=[]):
@@ -228,7 +237,7 @@ class PPO:
         metrics = self._metrics(measured, num_gradient_steps, batch, joined.total, target_of_all, value_of_all)
         if self.config.desired_kl is not None:
             self._set_learning_rate(adapted_learning_rate(metrics, self.config.desired_kl))
-        if self.config.normalize_obs:
+        if self.net.spec.normalize_obs:
             # Only now: acting and learning of one version must see the same statistics, or the ratio would not be 1.
             self._update_obs_moments(obs)
         self.net.export(self.policy)
@@ -344,8 +353,9 @@ class PPO:
 
     def _update_obs_moments(self, obs: Tensor) -> None:
         self._obs_moments.update(obs, self._learner_group)
-        self.net.obs_mean.copy_(torch.from_numpy(self._obs_moments.mean))
-        self.net.obs_scale.copy_(torch.from_numpy(self._obs_moments.scale))
+        mean, scale = (torch.from_numpy(moment) for moment in (self._obs_moments.mean, self._obs_moments.scale))
+        self.net.obs_mean.copy_(torch.where(self._is_normalized, mean, 0.0))
+        self.net.obs_scale.copy_(torch.where(self._is_normalized, scale, 1.0))
 
     def _set_learning_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:

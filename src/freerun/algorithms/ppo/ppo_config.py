@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from freerun.algorithms.learners.fast_learner import Learner
 from freerun.algorithms.policies.mlp_actor import Activation
 from freerun.core import Acceleration, Common, RunScale, UserError, require_positive
 
@@ -29,8 +30,8 @@ class PPOConfig:
     episodes_per_update: Common[int | None] = None
     """Whole episodes that each update learns from."""
     steps_per_update: Common[int | None] = None
-    """Steps that each update learns from, rounded up to whole episodes or segments (if neither is given: 2048, and 12 of
-    each environment where more than 170 run at once). docs/defaults.md explains this and the next defaults."""
+    """Steps that each update learns from, rounded up to whole episodes or segments (if neither is given: 2048, and 12
+    of each environment where more than 170 run at once). docs/defaults.md explains this and the next defaults."""
     learning_rate: Common[float | None] = None
     """Adam's step size (if not given: 3e-4, and more where minibatches are larger than 64)."""
     anneal_learning_rate: bool = False
@@ -60,11 +61,13 @@ class PPOConfig:
     """End an update early once the policy has moved this far (× 1.5) from the one it started with."""
     normalize_advantage: bool = True
     """Scale advantages to mean 0 and deviation 1 in each minibatch."""
-    normalize_obs: bool = False
-    """Scale observations by their running mean and deviation; the statistics travel with the weights."""
-    normalize_reward: bool = True
+    normalize_obs: bool | None = None
+    """Scale observations by their running mean and deviation, except those whose range is within -1 to 1 and images;
+    the statistics travel with the weights. --no-normalize-obs leaves all as they are (if not given: yes, and no for
+    environments that are tensors)."""
+    normalize_reward: bool | None = None
     """Divide rewards by the running deviation of the discounted return, which is summed for every environment from
-    the start of an episode to its end. Without it, segments learn badly where returns are large (docs/defaults.md)."""
+    the start of an episode to its end (if not given: yes, and no for environments that are tensors)."""
     lag_correction: Literal["decoupled", "vtrace"] = "decoupled"
     """How to learn from steps taken with older weights: weigh them (the decoupled objective), or also correct
     advantages and value targets along the way (V-trace). Without lag there is no difference."""
@@ -79,7 +82,7 @@ class PPOConfig:
     initial_log_std: float = 0.0
     """For actions in a Box: the logarithm of their deviation before anything is learned. At 0 most actions of an
     environment with a range of ±1 are cut off at its ends, and -1 often learns more."""
-    learner: Literal["auto", "fast", "torch"] = "auto"
+    learner: Learner = "auto"
     """On a CPU: who computes gradients. fast has them written out in numpy, for MLPs; torch uses autograd, for any
     network (auto: fast wherever it can be used)."""
     acceleration: Acceleration = "auto"
@@ -103,7 +106,7 @@ class PPOConfig:
 
 
 def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
-    """Return values for the sizes that were left open (docs/defaults.md says why these)."""
+    """Return values for what was left open (docs/defaults.md says why these)."""
     steps = config.steps_per_update
     if steps is None:
         steps = scale.unit_steps or max(STEPS_PER_UPDATE, LEAST_STEPS_PER_ENV * scale.num_envs)
@@ -116,10 +119,13 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
             minibatch_size = max(STEPS_PER_UPDATE, LEAST_STEPS_PER_ENV * scale.num_envs) // NUM_MINIBATCHES
     # The noise of a gradient falls with the square root of the rows that it is averaged over, so a step may be longer.
     learning_rate = min(MAX_LEARNING_RATE, LEARNING_RATE * (minibatch_size / MINIBATCH_SIZE) ** 0.5)
-    values = {
+    values: dict[str, Any] = {
         "minibatch_size": minibatch_size,
         "num_epochs": TENSOR_EPOCHS if scale.is_tensors else NUM_EPOCHS,
         "learning_rate": max(LEARNING_RATE, round(learning_rate, 6)),
+        # Tensors come from simulators whose authors have scaled them, and the statistics would be a wait for the GPU.
+        "normalize_obs": not scale.is_tensors,
+        "normalize_reward": not scale.is_tensors,
     }
     if config.episodes_per_update is None:
         values["steps_per_update"] = steps

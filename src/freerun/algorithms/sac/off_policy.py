@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freerun.algorithms.learners.fast_learner import learner_words
 from freerun.algorithms.learners.shared_update import first_episode
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, StepBatch
@@ -17,6 +18,10 @@ from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.algorithms.sac.soft_agent import SoftAgent
 from freerun.core import AnySegment, Array, Demand, EnvSpec, LearnerGroup, Metrics, Segment, SingleLearner, UserError
 from freerun.cuda_graphs import resolve_acceleration
+
+
+def learner_note(config: SACConfig, device: str) -> str:
+    return learner_words(config.learner, device)
 
 
 class UpdateBudget:

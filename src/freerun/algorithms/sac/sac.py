@@ -6,7 +6,7 @@ import functools
 
 from gymnasium import spaces
 
-from freerun.algorithms.sac.off_policy import OffPolicy
+from freerun.algorithms.sac.off_policy import OffPolicy, learner_note
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.core import AlgorithmTraits, Metrics
 from freerun.cuda_graphs import GraphedStep
@@ -23,6 +23,7 @@ class SAC(OffPolicy):
         has_acceleration=True,
         minibatch_setting="batch_size",
         update_ratio_setting="updates_per_step",
+        learner_note=learner_note,
     )
 
     @functools.cached_property

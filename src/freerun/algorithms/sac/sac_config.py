@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from freerun.algorithms.learners.fast_learner import Learner
 from freerun.algorithms.policies.mlp_actor import Activation
 from freerun.algorithms.sac.replay_buffer import ReplayConfig
 from freerun.core import Acceleration, Common, UserError, require_positive
@@ -37,6 +38,9 @@ class SACConfig(ReplayConfig):
     """Hidden layers of the policy and of the critics."""
     activation: Activation = "relu"
     """Nonlinearity between the policy's layers."""
+    learner: Learner = "auto"
+    """On a CPU: who computes gradients. fast has them written out in numpy; torch uses autograd (auto: fast wherever it
+    can be used)."""
     acceleration: Acceleration = "auto"
     """On a GPU: record gradient steps as CUDA graphs (graph), and fuse their kernels before (compile: takes half a
     minute at the start)."""

@@ -1,0 +1,26 @@
+"""Who computes gradients: torch's autograd, or numpy with the derivatives written out (docs/fast_learner.md)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from freerun.core import UserError
+
+Learner = Literal["auto", "fast", "torch"]
+
+
+def uses_fast_learner(learner: Learner, device: str, network: str | None = None) -> bool:
+    """True if gradients are written out in numpy: for MLPs, on a CPU, unless torch was asked for.
+
+    `network` names the user's own network, where the algorithm takes one and the user has given one.
+    """
+    if learner == "fast" and network is not None:
+        raise UserError("--learner fast is for MLPs: leave it out where --network names one of your own")
+    if learner == "fast" and device != "cpu":
+        raise UserError("--learner fast computes on the CPU: give --device cpu, or leave --learner out")
+    return learner != "torch" and network is None and device == "cpu"
+
+
+def learner_words(learner: Learner, device: str, network: str | None = None) -> str:
+    """Who computes gradients, for the header of a run."""
+    return "fast learner" if uses_fast_learner(learner, device, network) else "torch learner"
