@@ -141,7 +141,7 @@ class _MeasuredEnv:
             cpu_share,
             stolen_share,
             self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
-            psutil.Process().memory_full_info().uss / 1e6,  # memory that no other process shares
+            _megabytes(),
         )
 
     def _loop_seconds(self, policy: Policy, step_seconds: float) -> float:
@@ -156,15 +156,23 @@ class _MeasuredEnv:
         return max(0.0, wall - timed.seconds / len(timed.step_seconds))
 
     def step_vector(
-        self, policy: Policy, num_envs: int, seconds: float, most_seconds: float, episode_steps: float
-    ) -> tuple[float, float]:
-        """Wall and processor seconds per step of a collector with this many environments. It plays a whole episode of
-        each if there is time, because the first steps may take longer than the last."""
+        self,
+        policy: Policy,
+        num_envs: int,
+        segment_steps: int,
+        seconds: float,
+        most_seconds: float,
+        episode_steps: float,
+    ) -> tuple[float, float, float]:
+        """Wall and processor seconds per step of a collector with this many environments, and the megabytes of each. It
+        plays a whole episode of each if there is time, because the first steps may take longer than the last."""
+        before = _megabytes()
         rollout = Rollout(self.factory.make(num_envs), policy, run_seed=0)
-        segments = rollout.segments(2, next_from(itertools.count()))
+        segments = rollout.segments(segment_steps, next_from(itertools.count()))
         steps = next(segments).num_steps
         try:
-            return per_step(segments, steps, seconds, most_seconds, num_envs * episode_steps)
+            wall, cpu = per_step(segments, steps, seconds, most_seconds, num_envs * episode_steps)
+            return wall, cpu, max(0.0, _megabytes() - before) / num_envs
         finally:
             rollout.close()
 
@@ -178,6 +186,11 @@ class _MeasuredEnv:
     def infer(self, policy: Policy) -> tuple[float, float]:
         """Seconds of one decision: alone, and as part of a batch."""
         return inference_seconds(policy, self.factory.spec)
+
+
+def _megabytes() -> float:
+    """The memory of this process that no other process shares."""
+    return psutil.Process().memory_full_info().uss / 1e6
 
 
 class CoreUse(NamedTuple):

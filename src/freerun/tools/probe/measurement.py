@@ -38,6 +38,10 @@ class Environment:
     """Steps per second of two threads over those of one: 1 if steps hold Python's lock."""
     stolen_share: float = 0.0
     """The share of the trial in which other programs had the core."""
+    megabytes_per_env: float = 0.0
+    """Memory that each further environment adds to a worker."""
+    bytes_per_step: int = 0
+    """Shared memory that one step takes on its way to the learner."""
 
     @property
     def is_unsure(self) -> bool:
@@ -67,6 +71,16 @@ class UpdateCost:
     demand: dict[str, Any]
     steps: int
     seconds: float
+    minibatch: int | None = None
+    """Steps of a gradient step, if the algorithm has a setting for them."""
+    update_steps: int | None = None
+    """The setting of how many steps an update asks for; None if the algorithm was left to decide it."""
+    learner: str = ""
+    """All other settings of the algorithm, as text: costs with other settings cannot be compared."""
+
+    @property
+    def seconds_per_step(self) -> float:
+        return self.seconds / self.steps
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,8 @@ class Overhead:
 
     worker: float
     learner: float
+    unit_steps: float = 1.0
+    """The steps of the units that were handed over."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +104,18 @@ class Measurement:
     inference_seconds: float
     batched_inference_seconds: float
     """Per environment, in a batch of 64."""
-    updates: dict[str, UpdateCost]
-    """By mode."""
-    overheads: dict[str, Overhead]
+    updates: tuple[UpdateCost, ...]
+    """For a few sizes of updates and minibatches; `update_cost` interpolates."""
+    overheads: dict[str, tuple[Overhead, ...]]
+    """By mode: for one or two sizes of units."""
     sync_seconds: dict[str, float]
     """By the number of environments: overhead of one vector step, in seconds, without the environments' own time."""
     available_megabytes: float
     took_seconds: float
+
+    @property
+    def is_unsure(self) -> bool:
+        return self.environment.is_unsure
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -110,7 +131,58 @@ class Measurement:
             **{
                 **found,
                 "environment": Environment(**env),
-                "updates": {mode: UpdateCost(**update) for mode, update in found["updates"].items()},
-                "overheads": {mode: Overhead(**cost) for mode, cost in found["overheads"].items()},
+                "updates": tuple(UpdateCost(**update) for update in found["updates"]),
+                "overheads": {
+                    mode: tuple(Overhead(**cost) for cost in costs) for mode, costs in found["overheads"].items()
+                },
             }
         )
+
+
+@dataclass(frozen=True)
+class TensorVector:
+    """What was measured of environments that are tensors, stepped as one batch."""
+
+    num_envs: int
+    segment_steps: int
+    """Steps of each environment in one segment."""
+    seconds_per_step: float
+    """Seconds of one step of one environment, with its share of the policy and of handing over."""
+
+
+@dataclass(frozen=True)
+class TensorMeasurement:
+    """All that a probe measures where environments are tensors."""
+
+    vectors: tuple[TensorVector, ...]
+    updates: tuple[UpdateCost, ...]
+    collect_share: float
+    """The speed of collecting while the learner updates, as a share of its speed alone."""
+    learn_share: float
+    """The speed of an update while segments are collected, as a share of its speed alone."""
+    mean_length: float | None
+    """The mean length of the episodes that have ended; None if none has."""
+    construct_seconds: float
+    is_bounded: bool
+    """True if no more environments were measured because a run would have too few updates."""
+    took_seconds: float
+    is_unsure: bool = False
+    """Nobody can tell for a device whether others use it too."""
+
+    def seconds_per_step(self, num_envs: int, segment_steps: int) -> float:
+        """Return what a step takes, in segments of about this length if none of exactly this length was measured."""
+        known = [vector for vector in self.vectors if vector.num_envs == num_envs]
+        return min(known, key=lambda vector: abs(vector.segment_steps - segment_steps)).seconds_per_step
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> TensorMeasurement:
+        """The reverse of `to_json`; raises TypeError or KeyError if the content is something else."""
+        vectors = tuple(TensorVector(**vector) for vector in found["vectors"])
+        updates = tuple(UpdateCost(**update) for update in found["updates"])
+        return cls(**{**found, "vectors": vectors, "updates": updates})
+
+
+AnyMeasurement = Measurement | TensorMeasurement
