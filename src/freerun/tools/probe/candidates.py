@@ -17,7 +17,7 @@ from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import MOST_WORKERS, WORKERS_PER_CORE, complete
 from freerun.settings.factories import episodes_per_update, is_tensors
 from freerun.settings.registry import find_algorithm, find_mode
-from freerun.tools.probe.measurement import Environment
+from freerun.tools.probe.measurement import Environment, vector_seconds
 from freerun.tools.probe.update_costs import steps_per_update
 
 WAITS_BELOW = 0.5
@@ -73,9 +73,9 @@ class MachineLimits:
     @property
     def envs_per_worker(self) -> Sequence[int]:
         """Numbers of environments per worker to predict for: one, if several of them are not faster together."""
-        env = self.environment
-        alone = env.seconds_per_step + env.loop_seconds
-        pays = any(wall < TOGETHER_PAYS * alone for wall, _ in env.vectors.values())
+        alone, _ = vector_seconds(self.environment, 1)
+        sizes = [int(size) for size in self.environment.vectors]
+        pays = any(vector_seconds(self.environment, size)[0] < TOGETHER_PAYS * alone for size in sizes)
         return ENVS_PER_WORKER if pays else (1,)
 
 

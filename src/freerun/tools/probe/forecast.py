@@ -22,7 +22,13 @@ from freerun.tools.probe.candidates import (
     workers_of,
 )
 from freerun.tools.probe.measure import Config
-from freerun.tools.probe.measurement import DEFAULT_EPISODE_STEPS, Environment, Measurement, Overhead
+from freerun.tools.probe.measurement import (
+    DEFAULT_EPISODE_STEPS,
+    Environment,
+    Measurement,
+    Overhead,
+    vector_seconds,
+)
 from freerun.tools.probe.predict import (
     FEWEST_EPISODES_DRAWN,
     Learning,
@@ -129,19 +135,6 @@ def _overhead(measured: Measurement, config: Config) -> Overhead:
 def _learning(measured: Measurement, config: Config) -> Learning:
     update = update_cost(measured.updates, config)
     return Learning(Demand(**update.demand), update.seconds_per_step + _overhead(measured, config).learner)
-
-
-def vector_seconds(env: Environment, num_envs: int) -> tuple[float, float]:
-    """Wall and processor seconds per step of a collector with this many environments, without handing over."""
-    alone = env.seconds_per_step + env.loop_seconds, env.cpu_share * env.seconds_per_step + env.loop_seconds
-    known = {1: alone, **{int(size): pair for size, pair in env.vectors.items()}}
-    sizes = sorted(known)
-    # A step of all n environments takes a + b * n seconds, so the time per step, a / n + b, is linear in 1 / n.
-    wall, cpu = (
-        float(np.interp(-1 / num_envs, [-1 / size for size in sizes], [known[size][part] for size in sizes]))
-        for part in (0, 1)
-    )
-    return wall, cpu
 
 
 def line(known: Mapping[str, float], size: int) -> float:

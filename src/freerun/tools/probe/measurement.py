@@ -14,6 +14,9 @@ DEFAULT_EPISODE_STEPS = 200
 TOO_BUSY = 0.2
 """If other programs had the core for more than this share of the time, the measurement is not trusted."""
 
+COMPUTES_ABOVE = 0.95
+"""Environments that use more than this share of a core while they step never wait for anything."""
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -59,9 +62,29 @@ class Environment:
 
     @property
     def seconds_per_step(self) -> float:
-        """Mean seconds of a step, with its share of the resets: step + reset / episode length."""
+        """Mean seconds of a step, with its share of the resets: step + reset / episode length.
+
+        Time in which other programs had the core does not count."""
         resets = float(np.mean(self.reset_seconds)) if self.reset_seconds else 0.0
-        return float(np.mean(self.step_seconds)) + resets / (self.mean_length or DEFAULT_EPISODE_STEPS)
+        seconds = float(np.mean(self.step_seconds)) + resets / (self.mean_length or DEFAULT_EPISODE_STEPS)
+        return seconds * (1.0 - self.stolen_share)
+
+
+def vector_seconds(env: Environment, num_envs: int) -> tuple[float, float]:
+    """Wall and processor seconds per step of a collector with this many environments, without handing over."""
+    loop = env.loop_seconds * (1.0 - env.stolen_share)
+    alone = env.seconds_per_step + loop, env.cpu_share * env.seconds_per_step + loop
+    # Where steps only compute, what they take beyond their processor time was taken by other programs.
+    computes = env.cpu_share > COMPUTES_ABOVE
+    vectors = {int(size): (min(pair) if computes else pair[0], pair[1]) for size, pair in env.vectors.items()}
+    known = {1: alone, **vectors}
+    sizes = sorted(known)
+    # A step of all n environments takes a + b * n seconds, so the time per step, a / n + b, is linear in 1 / n.
+    wall, cpu = (
+        float(np.interp(-1 / num_envs, [-1 / size for size in sizes], [known[size][part] for size in sizes]))
+        for part in (0, 1)
+    )
+    return wall, cpu
 
 
 @dataclass(frozen=True)

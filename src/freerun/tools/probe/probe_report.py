@@ -18,9 +18,9 @@ from freerun.core import Demand, callable_name
 from freerun.settings.registry import MODES, find_mode
 from freerun.tools.probe.auto_mode import Probe, enough_of, sentence, why
 from freerun.tools.probe.candidates import FEWEST_UPDATES, WAITS_BELOW
-from freerun.tools.probe.forecast import Forecast, vector_seconds
+from freerun.tools.probe.forecast import Forecast
 from freerun.tools.probe.measure import Config
-from freerun.tools.probe.measurement import Environment, Measurement, TensorMeasurement
+from freerun.tools.probe.measurement import Environment, Measurement, TensorMeasurement, vector_seconds
 from freerun.tools.probe.predict import expected_max, overlap_ceiling
 from freerun.tools.probe.update_costs import update_cost
 
@@ -170,7 +170,10 @@ def to_json(probe: Probe, config: Config, words: Sequence[str]) -> str:
             **about,
             "updates": [dataclasses.asdict(update) for update in measured.updates],
             "findings": findings(probe),
-            "num_candidates": len(probe.forecasts),
+            "candidates": [
+                {"mode": found.mode, "settings": found.settings, "steps_per_second": found.steps_per_second}
+                for found in probe.forecasts
+            ],
             "predictions": [dataclasses.asdict(found) for found in by_workers(probe)],
             "refused": probe.refused,
             "recommendation": {
