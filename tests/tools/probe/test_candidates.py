@@ -89,10 +89,11 @@ def test_several_environments_of_a_worker_are_as_fast_as_they_were_measured_toge
 def test_what_handing_over_costs_is_spread_over_the_steps_of_a_unit() -> None:
     config = defaults.complete(config_of(steps_per_update=1000, num_workers=1, max_lag=0, segment_steps=50))
     found = measured(COMPUTES, config)
-    # 0.1 ms and 10 ms per unit: for 100 steps 0.2 ms per step, for 1,000 steps 0.11 ms. A unit of 50 is as one of 100.
+    # 0.1 ms per step and 10 ms per unit: 0.2 ms per step in units of 100, 0.11 ms in units of 1,000, 0.3 ms in those
+    # of 50, and 0.12 ms in those of 500, besides the 1 ms of the environment.
     costs = (Overhead(0.0002, 0.0, 100.0), Overhead(0.00011, 0.0, 1000.0))
     found = dataclasses.replace(found, overheads={"freerun": costs})
-    assert predict_candidate(found, Candidate("freerun", {}, config)).speed == pytest.approx(1 / 0.0012)
+    assert predict_candidate(found, Candidate("freerun", {}, config)).speed == pytest.approx(1 / 0.0013)
     longer = with_settings(config, {"segment_steps": 500})
     assert predict_candidate(found, Candidate("freerun", {}, longer)).speed == pytest.approx(1 / 0.00112)
 
@@ -206,6 +207,15 @@ def test_what_is_given_stays(given: tuple[str, ...], settings: dict[str, Any], n
 def test_with_a_named_mode_the_number_of_workers_alone_is_chosen() -> None:
     search = Search({"freerun": config_of()}, workers_alone=True)
     assert search.open_settings("freerun") == ["num_workers"]
+
+
+def test_memory_bounds_what_is_chosen_and_never_what_is_asked_for() -> None:
+    scarce = limits(COMPUTES, megabytes=30.0)  # half of it holds one worker of 10 MB
+    config = config_of(num_workers=50)
+    found = Search({"freerun": config}, {"num_workers"}).candidates(scarce)
+    assert [(entry.num_workers, entry.num_envs) for entry in found] == [(50, 50)]
+    found = Search({"freerun": config_of()}, counts=(3, 50)).candidates(scarce)
+    assert [entry.num_workers for entry in found] == [3, 50]
 
 
 def test_bounds_of_adapt_rule_values_out() -> None:

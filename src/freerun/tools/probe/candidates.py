@@ -169,9 +169,12 @@ class Search:
         return list(found.values())
 
     def _settings(self, mode: str, limits: MachineLimits) -> Iterator[dict[str, int]]:
-        """Values for the open settings, without regard to what other settings say."""
+        """Values for the open settings, without regard to what other settings say.
+
+        What the user asks for is never too much, so memory bounds only what is chosen beyond it."""
         config, open_settings = self.configs[mode], self.open_settings(mode)
         env_counts = limits.envs_per_worker if "envs_per_worker" in open_settings else (None,)
+        is_first = True
         for num_workers in self._counts(mode, limits):
             for num_envs in env_counts:
                 settings: dict[str, int] = {}
@@ -181,7 +184,9 @@ class Search:
                     settings["envs_per_worker"] = num_envs
                 workers = num_workers or config.num_workers or 1
                 envs = num_envs or config.collector.envs_per_worker
-                if limits.have_room_for(workers, envs):
+                is_asked_for = is_first or (bool(self.counts) and num_envs in (None, 1))
+                is_first = False
+                if is_asked_for or limits.have_room_for(workers, envs):
                     yield settings
                 if "segment_steps" not in open_settings:
                     continue

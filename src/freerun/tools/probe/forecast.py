@@ -119,17 +119,24 @@ def _overhead(measured: Measurement, config: Config) -> Overhead:
     model = _model(config)
     episode_steps = measured.environment.mean_length or 1.0
     unit_steps = unit_steps_of(config, episode_steps)
-    known = sorted(measured.overheads.get(model.overhead_of or config.mode, ()), key=lambda cost: cost.unit_steps)
-    found = known or [Overhead(0.0, 0.0)]
-    # A unit costs a + b * n for n steps, so the cost per step is linear in 1 / n.
-    places = [-1 / cost.unit_steps for cost in found]
-    worker, learner = (
-        float(np.interp(-1 / unit_steps, places, costs))
-        for costs in ([cost.worker for cost in found], [cost.learner for cost in found])
-    )
+    known = measured.overheads.get(model.overhead_of or config.mode) or (Overhead(0.0, 0.0),)
+    worker = _per_step(unit_steps, [(cost.unit_steps, cost.worker) for cost in known])
+    learner = _per_step(unit_steps, [(cost.unit_steps, cost.learner) for cost in known])
     return Overhead(
         worker + model.worker_seconds_per_unit / unit_steps, learner + model.learner_seconds_per_unit / unit_steps
     )
+
+
+def _per_step(unit_steps: float, known: Sequence[tuple[float, float]]) -> float:
+    """Return what a step costs in units of this many steps, from what it costs in the smallest and largest known ones.
+
+    A unit of n steps costs a + b · n, so a step costs a / n + b. Where one size alone is known, its cost is taken for
+    all; and noise must not make smaller units cheaper."""
+    (fewest, most_cost), (most, least_cost) = min(known), max(known)
+    if fewest == most:
+        return most_cost
+    per_unit = max(0.0, (most_cost - least_cost) / (1 / fewest - 1 / most))
+    return max(0.0, least_cost + per_unit * (1 / unit_steps - 1 / most))
 
 
 def _learning(measured: Measurement, config: Config) -> Learning:
