@@ -169,14 +169,15 @@ def found_with(mode: str = "freerun", given: tuple[str, ...] = (), **settings: A
 
 
 def values(configs: list[AnyConfig], name: str) -> set[Any]:
-    return {getattr(config, name, None) or getattr(config.collector, name) for config in configs}
+    """The values of a setting, where 0 stands for None: both stand for whole episodes."""
+    return {getattr(config, name, None) or getattr(config.collector, name) or None for config in configs}
 
 
 def test_what_is_not_given_is_open() -> None:
     configs = found_with()
     assert values(configs, "num_workers") == {1, 2, 4}
     assert values(configs, "envs_per_worker") == {1, 2, 4, 8, 16, 32, 64}
-    lengths = {config.collector.segment_steps for config in configs}
+    lengths = {config.collector.segment_steps or None for config in configs}
     # An update of 2,048 steps has 1,024 of each of two environments, or four segments of 256; 64 · 4 would have 8.
     assert {None, 1024, 256} <= lengths
     assert min(length for length in lengths if length) == 16

@@ -173,7 +173,7 @@ def check_mode(mode: str, config: Config) -> None:
             raise UserError("--max-episode-steps is not for environments that are tensors")
     if config.num_learners > 1:
         raise UserError("a probe knows one learner: leave --num-learners out, or name a mode")
-    if config.deterministic and (not traits.deterministic or config.collector.segment_steps is not None):
+    if config.deterministic and (not traits.deterministic or config.collector.segment_steps):
         raise UserError("--deterministic compares whole episodes, which it cuts into pieces")
     if config.max_lag and traits.takes_turns:
         raise UserError("it collects and learns in turns, so --max-lag must be 0")

@@ -33,6 +33,8 @@ TOGETHER_PAYS = 0.9
 """Several environments per worker are candidates if that takes at most this share of the time per step of one."""
 SHORTEST_SEGMENT = 16
 """Shorter segments hold too few rewards: their advantages would rest on the value function alone."""
+WHOLE_EPISODES = 0
+"""The length of segments with which episodes are not cut."""
 SEGMENTS_PER_UPDATE = (1, 4)
 """Segments of each environment in one update. Shorter ones let the learner begin sooner with the next update."""
 SLOTS_PER_WORKER = 3
@@ -221,7 +223,7 @@ def envs_per_worker_of(config: AnyConfig) -> int:
 def unit_steps_of(config: AnyConfig, episode_steps: float) -> float:
     """Return the steps of a unit: of a segment, of what the mode hands over at a time, or of an episode."""
     collector = config.collector
-    if collector.segment_steps is not None:
+    if collector.segment_steps:
         return float(collector.segment_steps * collector.envs_per_worker)
     return float(collector.unit_steps or episode_steps)
 
@@ -278,9 +280,10 @@ def _learns_alike(config: AnyConfig, usual: AnyConfig, update_steps: int) -> boo
 
 
 def _segment_lengths(config: AnyConfig | None, num_envs: int, limits: MachineLimits) -> list[int]:
-    """Lengths that share an update out evenly among all environments, so that none of them has to be idle."""
+    """Lengths that share an update out evenly among all environments, so that none of them has to be idle; and 0 for
+    whole episodes, which the defaults may not choose."""
     if config is None:
         return []
     steps = steps_per_update(config) or limits.update_steps
     lengths = (math.ceil(steps / num_envs / parts) for parts in SEGMENTS_PER_UPDATE)
-    return [length for length in lengths if length >= SHORTEST_SEGMENT]
+    return [WHOLE_EPISODES, *(length for length in lengths if length >= SHORTEST_SEGMENT)]

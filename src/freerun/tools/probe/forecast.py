@@ -80,7 +80,7 @@ def predict_candidate(measured: Measurement, candidate: Candidate) -> Forecast:
     env, config = measured.environment, candidate.config
     traits = find_mode(candidate.mode).traits
     demand = update_cost(measured.updates, config).demand
-    in_segments = not traits.whole_episodes or config.collector.segment_steps is not None
+    in_segments = not traits.whole_episodes or bool(config.collector.segment_steps)
     found = Forecast(
         candidate.mode,
         candidate.num_workers,
@@ -184,7 +184,7 @@ def _episodes(measured: Measurement, config: Config) -> Rate:
     hand_over = _overhead(measured, config).worker  # processor time, so it adds to wall time and processor time alike
     learning = _learning(measured, config)
     seconds = [tuple(part + hand_over for part in vector_seconds(env, size)) for size in range(1, num_envs + 1)]
-    if segment_steps is not None:
+    if segment_steps:
         wall, cpu = seconds[-1]
         unit = Work(segment_steps * num_envs * wall, segment_steps * num_envs)
         cpu_share = min(1.0, cpu / wall)

@@ -44,14 +44,16 @@ def steps_per_update(config: AnyConfig) -> int | None:
 
 
 def learner_of(config: AnyConfig) -> str:
-    """Return all settings of the algorithm but the sizes of updates and minibatches, as text to compare."""
+    """Return the settings of the algorithm that an update costs more or less by, besides its sizes, as text to compare.
+
+    Settings that are None by default are left out: what a user gives is the same for all candidates, and what is filled
+    in later are sizes, and settings that follow from sizes. Only the amount of work per step is not left out."""
     traits = find_algorithm(config.algo).traits
-    sizes = {traits.minibatch_setting}
-    sizes |= {"steps_per_update"} if traits.counts_steps else set()
     flat = {
         field.name: getattr(config.algorithm, field.name)
         for field in dataclasses.fields(config.algorithm)
-        if field.name not in sizes
+        if field.name == traits.update_ratio_setting
+        or (field.default is not None and field.name != traits.minibatch_setting)
     }
     return json.dumps(
         flat, sort_keys=True, default=lambda value: callable_name(value) if callable(value) else str(value)
