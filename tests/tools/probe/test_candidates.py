@@ -43,6 +43,7 @@ def measured(env: Environment, config: AnyConfig, learn_seconds: float = 0.0, co
 
 def predicted(env: Environment, learn_seconds: float = 0.0, cores: int = 2, **settings: Any) -> Forecast:
     config = defaults.complete(config_of(steps_per_update=1000, **settings))
+    config = with_settings(config, {"segment_steps": settings.get("segment_steps")})  # whole episodes if not given
     return predict_candidate(measured(env, config, learn_seconds, cores), Candidate("freerun", {}, config))
 
 
@@ -250,7 +251,7 @@ def test_a_mode_of_the_users_own_is_asked_for_its_settings(
     own: type, open_settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry.MODES, "own", ModeEntry(f"{__name__}:{own.__name__}"))
-    search = Search({"own": config_of("own")})
+    search = Search({"own": config_of("own", total_steps=10**6)})
     assert search.open_settings("own") == open_settings
     found = forecast(measured(COMPUTES, config_of()), search)
     assert len(found) == (3 * 7 if "envs_per_worker" in open_settings else 3)
@@ -285,8 +286,8 @@ def test_every_candidate_is_completed_for_itself_and_predicted_with_that() -> No
 
 @pytest.mark.usefixtures("updates_grow")
 def test_updates_do_not_grow_until_a_run_has_hardly_any() -> None:
-    # Two workers and 100,000 steps: 50 updates of 2,000 steps are 64 steps of 31 environments.
-    assert values(found_with(num_workers=2, total_steps=100_000), "envs_per_worker") == {1, 2, 4, 8}
+    # Two workers and 100,000 steps: 32 updates of 3,125 steps are 64 steps of 48 environments.
+    assert values(found_with(num_workers=2, total_steps=100_000), "envs_per_worker") == {1, 2, 4, 8, 16}
     assert values(found_with(num_workers=2, total_episodes=10), "envs_per_worker") == {1, 2, 4, 8, 16, 32, 64}
 
 

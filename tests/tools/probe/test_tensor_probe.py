@@ -72,9 +72,9 @@ def test_modes_collect_and_learn_in_turns_or_at_once_as_they_declare() -> None:
 
 def test_larger_vectors_are_candidates_as_far_as_the_run_has_steps_for_them() -> None:
     assert search_of(("num_envs",), num_envs=8).tensor_sizes() == [8]
-    # In 100,000 steps there are 50 updates of 2,000: `continuous` hands over one step of 1,024 environments at a time.
+    # In 100,000 steps there are 32 updates of 3,125: `continuous` hands over one step of 1,024 environments at a time.
     assert search_of().tensor_sizes() == [64, 256, 1024]
-    # 50 updates of 24 steps of 4,096 environments are 4.9 million steps.
+    # 32 updates of 24 steps of 4,096 environments are 3.1 million steps.
     modes = {found.mode for found in search_of(total_steps=5_000_000).tensor_candidates(4096)}
     assert modes == TENSOR_MODES
 

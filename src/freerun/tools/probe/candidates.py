@@ -41,7 +41,7 @@ SLOTS_PER_WORKER = 3
 """Segments of each worker for which there is shared memory."""
 TENSOR_FACTORS = (4, 16, 64, 256)
 """Multiples of the usual number of environments, where they are tensors and their number is open."""
-FEWEST_UPDATES = 50
+FEWEST_UPDATES = 32
 """`auto` does not enlarge updates so far that a run has fewer of them than this."""
 
 
