@@ -175,7 +175,7 @@ def values(configs: list[AnyConfig], name: str) -> set[Any]:
 
 
 def test_what_is_not_given_is_open() -> None:
-    configs = found_with()
+    configs = found_with(steps_per_update=2048)
     assert values(configs, "num_workers") == {1, 2, 4}
     assert values(configs, "envs_per_worker") == {1, 2, 4, 8, 16, 32, 64}
     lengths = {config.collector.segment_steps or None for config in configs}

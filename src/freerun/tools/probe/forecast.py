@@ -166,13 +166,14 @@ def _sequential(measured: Measurement, config: Config) -> Rate:
 def _sync(measured: Measurement, config: Config) -> Rate:
     env, num_workers = measured.environment, workers_of(config)
     around = line(measured.sync_seconds, num_workers)
-    cpu = env.cpu_share * float(np.mean(env.step_seconds))
+    steps = np.array(env.step_seconds) * env.own_share
+    cpu = env.cpu_share * float(np.mean(steps))
     # A vector step ends when the slowest environment is done, or when the cores have done the work of all.
     barrier = [
-        around + max(expected_max(env.step_seconds, active), active * cpu / measured.parallel_cores)
+        around + max(expected_max(steps, active), active * cpu / measured.parallel_cores)
         for active in range(1, num_workers + 1)
     ]
-    reset = around + float(np.mean(env.reset_seconds))
+    reset = around + float(np.mean(env.reset_seconds)) * env.own_share
     limits = (env.time_limit, config.deterministic)
     return play_in_step(num_workers, _lengths(measured), [0.0, *barrier], reset, _learning(measured, config), *limits)
 
@@ -235,7 +236,7 @@ def _lengths(measured: Measurement) -> Callable[[], int]:
 def _episodes_drawn(env: Environment, overhead: float) -> Callable[[], Work]:
     """Draws episodes like the measured ones, with this overhead per step."""
     sample = _sampled_episodes(env.lengths, env.step_seconds, env.reset_seconds)
-    drawn = [Work(seconds + length * overhead, length) for seconds, length in sample]
+    drawn = [Work(seconds * env.own_share + length * overhead, length) for seconds, length in sample]
     return itertools.cycle(drawn).__next__
 
 

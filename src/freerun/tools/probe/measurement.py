@@ -61,18 +61,23 @@ class Environment:
         return float(np.mean(self.lengths)) if self.lengths else None
 
     @property
+    def own_share(self) -> float:
+        """The share of the measured times in which other programs did not have the core."""
+        return 1.0 - self.stolen_share
+
+    @property
     def seconds_per_step(self) -> float:
         """Mean seconds of a step, with its share of the resets: step + reset / episode length.
 
         Time in which other programs had the core does not count."""
         resets = float(np.mean(self.reset_seconds)) if self.reset_seconds else 0.0
         seconds = float(np.mean(self.step_seconds)) + resets / (self.mean_length or DEFAULT_EPISODE_STEPS)
-        return seconds * (1.0 - self.stolen_share)
+        return seconds * self.own_share
 
 
 def vector_seconds(env: Environment, num_envs: int) -> tuple[float, float]:
     """Wall and processor seconds per step of a collector with this many environments, without handing over."""
-    loop = env.loop_seconds * (1.0 - env.stolen_share)
+    loop = env.loop_seconds * env.own_share
     alone = env.seconds_per_step + loop, env.cpu_share * env.seconds_per_step + loop
     # Where steps only compute, what they take beyond their processor time was taken by other programs.
     computes = env.cpu_share > COMPUTES_ABOVE
