@@ -162,14 +162,15 @@ class Search:
 
     def _of_mode(self, mode: str, limits: MachineLimits) -> list[Candidate]:
         usual = complete(self.configs[mode])
+        chooses_segments = "segment_steps" in self.open_settings(mode)
         found: dict[str, Candidate] = {}
         for settings in self._settings(mode, limits):
             config = _completed(self.configs[mode], settings)
             if config is None or not _learns_alike(config, usual, limits.update_steps):
                 continue
             # Defaults may cut an update that was given into shorter segments than would be chosen here.
-            is_short = "segment_steps" not in settings and 0 < (config.collector.segment_steps or 0) < SHORTEST_SEGMENT
-            if not is_short or "segment_steps" in self.given or not found:
+            is_short = chooses_segments and 0 < (config.collector.segment_steps or 0) < SHORTEST_SEGMENT
+            if not is_short or not found:
                 # Two candidates may be completed to the same settings. A config cannot be hashed, but its text can.
                 found.setdefault(str(config), Candidate(mode, settings, config))
         return list(found.values())
