@@ -158,6 +158,8 @@ def test_time_that_others_had_the_core_is_no_property_of_an_environment() -> Non
     busy = dataclasses.replace(known({"4": (0.05, 0.01)}), stolen_share=0.5, cpu_share=1.0)
     assert vector_seconds(busy, 1) == pytest.approx((0.017, 0.017))
     assert vector_seconds(busy, 4) == pytest.approx((0.01, 0.01)), "it only computes, so it waited for others alone"
+    known_cpu = dataclasses.replace(busy, cpu_seconds=0.012)
+    assert vector_seconds(known_cpu, 1) == pytest.approx((0.012, 0.012)), "the kernel did not see all of it"
     assert vector_seconds(dataclasses.replace(busy, cpu_share=0.5), 4) == pytest.approx((0.05, 0.01)), "it may sleep"
 
 

@@ -107,6 +107,8 @@ class Played(NamedTuple):
     stolen_share: float
     loop_seconds: float
     """Seconds per step that a worker spends outside the environment, when it hands over many steps at once."""
+    cpu_seconds: float
+    """Processor seconds per step of that worker, with the environment."""
     megabytes: float
 
 
@@ -140,20 +142,21 @@ class _MeasuredEnv:
             timed.episode_lengths,
             cpu_share,
             stolen_share,
-            self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
+            *self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
             _megabytes(),
         )
 
-    def _loop_seconds(self, policy: Policy, step_seconds: float) -> float:
+    def _loop_seconds(self, policy: Policy, step_seconds: float) -> tuple[float, float]:
+        """Seconds per step of a worker's loop without the environment, and processor seconds per step with it."""
         timed = _TimedEnv(self._lane)
         solo = SingleEnvRollout(timed, self.factory.spec, policy, run_seed=0)  # type: ignore[arg-type]
         at_once = max(1, min(STEPS_AT_ONCE, int(LOOP_SECONDS / step_seconds)))
         segments = solo.segments(at_once, next_from(itertools.count()))
         next(segments)
         timed.forget()
-        wall, _ = per_step(segments, at_once, LOOP_SECONDS)
+        wall, cpu = per_step(segments, at_once, LOOP_SECONDS)
         # Seconds of the whole loop per step, minus those of the environment with its resets.
-        return max(0.0, wall - timed.seconds / len(timed.step_seconds))
+        return max(0.0, wall - timed.seconds / len(timed.step_seconds)), cpu
 
     def step_vector(
         self,

@@ -191,7 +191,7 @@ def _episodes(measured: Measurement, config: Config) -> Rate:
         cpu_share = min(1.0, cpu / wall)
         return play_rounds(num_workers, cpu_share, cores, lambda: unit, learning, config.max_lag, unit.steps)
     stepping = Stepping(*zip(*seconds, strict=True))
-    draw = _episodes_drawn(env, seconds[0][0] - env.seconds_per_step)
+    draw = _episodes_drawn(env, seconds[0][0])
     limits = (env.time_limit, config.deterministic, stepping)
     return play_rounds(num_workers, 1.0, cores, draw, learning, config.max_lag, None, *limits)
 
@@ -233,10 +233,13 @@ def _lengths(measured: Measurement) -> Callable[[], int]:
     return itertools.cycle(drawn).__next__
 
 
-def _episodes_drawn(env: Environment, overhead: float) -> Callable[[], Work]:
-    """Draws episodes like the measured ones, with this overhead per step."""
+def _episodes_drawn(env: Environment, seconds_per_step: float) -> Callable[[], Work]:
+    """Draws episodes like the measured ones, whose steps take this long on average, with all that is around them."""
+    # What is around a step is added. Where a step takes less than was measured, others had the core for the rest.
+    overhead = max(0.0, seconds_per_step - env.seconds_per_step)
+    share = env.own_share * min(1.0, seconds_per_step / env.seconds_per_step)
     sample = _sampled_episodes(env.lengths, env.step_seconds, env.reset_seconds)
-    drawn = [Work(seconds * env.own_share + length * overhead, length) for seconds, length in sample]
+    drawn = [Work(seconds * share + length * overhead, length) for seconds, length in sample]
     return itertools.cycle(drawn).__next__
 
 

@@ -117,6 +117,7 @@ def measure(search: Search, say: Callable[[str], None]) -> Measurement:
         played.stolen_share,
         megabytes_per_env,
         bytes_per_step(1, spec),
+        played.cpu_seconds,
     )
     # Its episodes must end within the short measurements below.
     length = min(round(environment.mean_length or DEFAULT_EPISODE_STEPS), 2000)

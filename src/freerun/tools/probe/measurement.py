@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ class Environment:
     """Memory that each further environment adds to a worker."""
     bytes_per_step: int = 0
     """Shared memory that one step takes on its way to the learner."""
+    cpu_seconds: float | None = None
+    """Processor seconds per step of a worker with one environment; None if they were not measured."""
 
     @property
     def is_unsure(self) -> bool:
@@ -78,11 +81,13 @@ class Environment:
 def vector_seconds(env: Environment, num_envs: int) -> tuple[float, float]:
     """Wall and processor seconds per step of a collector with this many environments, without handing over."""
     loop = env.loop_seconds * env.own_share
-    alone = env.seconds_per_step + loop, env.cpu_share * env.seconds_per_step + loop
-    # Where steps only compute, what they take beyond their processor time was taken by other programs.
-    computes = env.cpu_share > COMPUTES_ABOVE
-    vectors = {int(size): (min(pair) if computes else pair[0], pair[1]) for size, pair in env.vectors.items()}
-    known = {1: alone, **vectors}
+    known = {1: (env.seconds_per_step + loop, env.cpu_share * env.seconds_per_step + loop)}
+    known |= {int(size): pair for size, pair in env.vectors.items()}
+    if env.cpu_share > COMPUTES_ABOVE:
+        # Where steps only compute, what they take beyond their processor time was taken by other programs. The kernel
+        # does not see all of it, and one environment and several of them must be compared by the same measure.
+        alone = min(known[1][0], env.cpu_seconds or math.inf)
+        known = {1: (alone, alone)} | {size: (min(pair), pair[1]) for size, pair in known.items() if size > 1}
     sizes = sorted(known)
     # A step of all n environments takes a + b * n seconds, so the time per step, a / n + b, is linear in 1 / n.
     wall, cpu = (
