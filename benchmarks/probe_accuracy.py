@@ -1,4 +1,4 @@
-"""How far `freerun probe` is from what happens: every mode trains for a while with the workers predicted best for it.
+"""How far `freerun probe` is from what happens: every mode trains for a while with the settings predicted best for it.
 
 Machines that others use too change their speed within seconds, by more than modes differ. So all modes of an
 environment train at the same time and take turns: one goes on for a second while the others stand still (SIGSTOP), and
@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class Case:
     num_workers: int
     predicted: list[float]
     measured: list[float]
+    settings: dict[str, int] = field(default_factory=dict)
+    """What the probe has chosen for the mode, by the names of the settings."""
 
     @property
     def reached(self) -> float:
@@ -107,12 +109,9 @@ def train(cases: Sequence[Case], extra: Sequence[str], seconds: float, in_turns:
 
 
 def flags_of(case: Case, extra: Sequence[str]) -> list[str]:
-    workers = {
-        "continuous": ["--num-collectors", str(case.num_workers), "--max-queue-size", str(SMALL_QUEUE)],
-        "sequential": [],
-        "batch": [],
-    }.get(case.mode, ["--num-workers", str(case.num_workers)])
-    return [case.env, "--mode", case.mode, *workers, *extra]
+    settings = {**case.settings, **({"max_queue_size": SMALL_QUEUE} if case.mode == "continuous" else {})}
+    flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [case.env, "--mode", case.mode, *flags, *extra]
 
 
 # ---------------------------------------------------------------------------------------------- an environment
@@ -127,23 +126,25 @@ def probe(env: str, extra: Sequence[str]) -> dict[str, Any]:
 
 
 def cases_of(env: str, found: dict[str, Any], modes: Sequence[str]) -> list[Case]:
-    """Every mode with the workers that `auto` would choose for it: the fewest that are predicted to be enough."""
+    """Every mode with the settings that `auto` would choose for it: the fewest environments that are enough."""
     cases = []
     for mode in modes:
         able = [entry for entry in found["predictions"] if entry["mode"] == mode and entry["steps_per_second"]]
         if able:
             most = max(float(entry["steps_per_second"]) for entry in able)
             enough = [entry for entry in able if entry["steps_per_second"] >= (1 - ENOUGH_WORKERS) * most]
-            cases.append(Case(env, mode, min(entry["num_workers"] for entry in enough), [], []))
+            chosen = min(enough, key=lambda entry: (entry["num_envs"], entry["num_workers"]))
+            cases.append(Case(env, mode, chosen["num_workers"], [], [], chosen["settings"]))
     return cases
 
 
 def note(found: dict[str, Any], cases: Sequence[Case], chosen: list[Chosen], env: str) -> None:
     best = found["recommendation"]
     chosen.append(Chosen(env, best["mode"], best["num_workers"], found["probe_seconds"]))
-    rates = {(entry["mode"], entry["num_workers"]): entry["steps_per_second"] for entry in found["predictions"]}
+    # A later probe may prefer other settings for a mode and a number of workers; those that were run are compared.
+    rates = {(entry["mode"], str(entry["settings"])): entry["steps_per_second"] for entry in found["candidates"]}
     for case in cases:
-        case.predicted.append(rates[case.mode, case.num_workers])
+        case.predicted.append(rates[case.mode, str(case.settings)])
 
 
 def kept(folder: Path, envs: Mapping[str, Any]) -> tuple[dict[str, list[Case]], list[Chosen]]:
@@ -194,11 +195,11 @@ def table(cases: list[Case], chosen: list[Chosen], options: Options) -> str:
         f"the modes of an environment that computes take turns every {TURN_SECONDS:g} s, and of probes before and "
         f"after. A probe took {statistics.median(seconds):.0f} s.",
         "",
-        "| environment | mode | workers | probes | predicted (lowest–highest) | runs | measured (same) | error |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| environment | mode | settings | probes | predicted (lowest–highest) | runs | measured (same) | error |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {case.env} | `{case.mode}` | {case.num_workers} | {len(case.predicted)} | {spread(case.predicted)} "
+        f"| {case.env} | `{case.mode}` | {chosen_words(case)} | {len(case.predicted)} | {spread(case.predicted)} "
         f"| {len(case.measured)} | {spread(case.measured)} | {100 * case.error:+.0f} % |"
         for case in cases
     ]
@@ -210,6 +211,12 @@ def table(cases: list[Case], chosen: list[Chosen], options: Options) -> str:
     lines += [verdict(env, cases, chosen) for env in dict.fromkeys(case.env for case in cases)]
     left_out = "`auto` leaves `ray` and `continuous` out unless they are asked for: one is for several machines, the "
     return "\n".join([*lines, "", left_out + "other drops steps."]) + "\n"
+
+
+def chosen_words(case: Case) -> str:
+    """The settings of a case; of results from before there were any, the number of workers."""
+    settings = case.settings or {"num_workers": case.num_workers}
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
 
 
 def spread(values: Sequence[float]) -> str:

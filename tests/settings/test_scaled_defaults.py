@@ -112,7 +112,8 @@ def test_all_but_tensors_are_normalised() -> None:
 
 def test_switches_that_may_be_left_open_are_switched_like_others() -> None:
     """The list in `flag_parsing` holds all settings that are True, False or None, and no others."""
-    parts = [TrainConfig, *(entry.load_config() for entry in (*ALGORITHMS.values(), *MODES.values()))]
+    parts: list[Any] = [TrainConfig, *(entry.load_config() for entry in ALGORITHMS.values())]
+    parts += [entry.load_config() for entry in MODES.values()]
     open_switches = {
         name
         for part in parts

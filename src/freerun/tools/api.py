@@ -42,7 +42,7 @@ def train(
     names = [preset] if isinstance(preset, str) else preset
     options = {**settings_of(names), "env": env, **_named(settings)}
     if auto_mode.is_open(options):
-        return run(auto_mode.settle(options, lambda mode: make_config(auto_mode.in_mode(options, mode))))
+        return run(auto_mode.settle(options, lambda mode: make_config(auto_mode.in_mode(options, mode)), given=options))
     return run(make_config(options))
 
 

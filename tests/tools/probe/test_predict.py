@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
 from freerun.core import Demand
-from freerun.tools.probe.forecast import line, vector_seconds
-from freerun.tools.probe.measurement import Environment
+from freerun.tools.probe.forecast import line
+from freerun.tools.probe.measurement import Environment, vector_seconds
 from freerun.tools.probe.predict import (
     Learning,
     Work,
@@ -150,6 +151,16 @@ def test_between_sizes_that_were_measured_a_step_of_all_is_a_line() -> None:
     wall, _ = vector_seconds(known({"64": (0.010, 0.010)}), 2)
     a, b = np.linalg.solve([[1, 1], [1, 64]], [0.034, 0.640])
     assert wall == pytest.approx((a + 2 * b) / 2)
+
+
+def test_time_that_others_had_the_core_is_no_property_of_an_environment() -> None:
+    # Half of the time others had the core: steps of 20 ms and a share of 10 ms of a reset, and 4 ms around them.
+    busy = dataclasses.replace(known({"4": (0.05, 0.01)}), stolen_share=0.5, cpu_share=1.0)
+    assert vector_seconds(busy, 1) == pytest.approx((0.017, 0.017))
+    assert vector_seconds(busy, 4) == pytest.approx((0.01, 0.01)), "it only computes, so it waited for others alone"
+    known_cpu = dataclasses.replace(busy, cpu_seconds=0.012)
+    assert vector_seconds(known_cpu, 1) == pytest.approx((0.012, 0.012)), "the kernel did not see all of it"
+    assert vector_seconds(dataclasses.replace(busy, cpu_share=0.5), 4) == pytest.approx((0.05, 0.01)), "it may sleep"
 
 
 def test_steps_of_more_environments_at_once_go_on_as_the_last_two_sizes_do() -> None:

@@ -43,12 +43,13 @@ def probe(words: list[str]) -> int:
             fresh=True,
             say=lambda doing: status.update(f"probing: {doing}"),
             counts=counts,
+            given=flags.given,
         )
     config = configs[found.best.mode]
     if options.json:
         print(probe_report.to_json(found, config, rest))
     else:
-        probe_report.print_report(found, config, report_console(140), rest)
+        probe_report.print_report(found, config, report_console(140), rest, counts)
     return 0
 
 

@@ -33,7 +33,7 @@ def train(words: list[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
     flags = Flags.read(words, task)
-    config = auto_mode.settle(flags.options, flags.config) if flags.is_open else flags.config()
+    config = auto_mode.settle(flags.options, flags.config, flags.given) if flags.is_open else flags.config()
     # A folder that is resumed without a checkpoint of its own is that of a series.
     if len(config.env_settings.series()) > 1 or (flags.resumes and flags.resumed is None):
         return _train_series(config)

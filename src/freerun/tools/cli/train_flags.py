@@ -117,15 +117,22 @@ class Flags:
         """True if freerun is to choose the mode or the number of workers."""
         return auto_mode.is_open(self.options)
 
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of all settings that were given, as flags or by a file or a preset."""
+        return frozenset({*self.options, *self._flag_names()}) - {"mode"}
+
+    def _flag_names(self) -> list[str]:
+        words = [word for word in self.words if word.startswith("--")]
+        return [word[2:].partition("=")[0].removeprefix("no-").replace("-", "_") for word in words]
+
     def config(self, mode: str | None = None, prog: str = "freerun train", about: str = TRAIN_HELP) -> Any:
         """Parse the other words into the config of a run, in its own mode or in this one."""
         options = self.options if mode is None else auto_mode.in_mode(self.options, mode)
         config_class = registry.config_class(options)
         # tyro would only say that it does not know the flag. This says whose flag it is.
-        for word in self.words:
-            if word.startswith("--"):
-                name = word[2:].partition("=")[0].removeprefix("no-").replace("-", "_")
-                registry.check_name(name, options)
+        for name in self._flag_names():
+            registry.check_name(name, options)
         default: Any = registry.make_config({"env": "", **options})
         if not default.env:
             default = dataclasses.replace(default, env=tyro.MISSING)

@@ -107,6 +107,8 @@ class Played(NamedTuple):
     stolen_share: float
     loop_seconds: float
     """Seconds per step that a worker spends outside the environment, when it hands over many steps at once."""
+    cpu_seconds: float
+    """Processor seconds per step of that worker, with the environment."""
     megabytes: float
 
 
@@ -140,31 +142,40 @@ class _MeasuredEnv:
             timed.episode_lengths,
             cpu_share,
             stolen_share,
-            self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
-            psutil.Process().memory_full_info().uss / 1e6,  # memory that no other process shares
+            *self._loop_seconds(policy, float(np.mean(timed.step_seconds))),
+            _megabytes(),
         )
 
-    def _loop_seconds(self, policy: Policy, step_seconds: float) -> float:
+    def _loop_seconds(self, policy: Policy, step_seconds: float) -> tuple[float, float]:
+        """Seconds per step of a worker's loop without the environment, and processor seconds per step with it."""
         timed = _TimedEnv(self._lane)
         solo = SingleEnvRollout(timed, self.factory.spec, policy, run_seed=0)  # type: ignore[arg-type]
         at_once = max(1, min(STEPS_AT_ONCE, int(LOOP_SECONDS / step_seconds)))
         segments = solo.segments(at_once, next_from(itertools.count()))
         next(segments)
         timed.forget()
-        wall, _ = per_step(segments, at_once, LOOP_SECONDS)
+        wall, cpu = per_step(segments, at_once, LOOP_SECONDS)
         # Seconds of the whole loop per step, minus those of the environment with its resets.
-        return max(0.0, wall - timed.seconds / len(timed.step_seconds))
+        return max(0.0, wall - timed.seconds / len(timed.step_seconds)), cpu
 
     def step_vector(
-        self, policy: Policy, num_envs: int, seconds: float, most_seconds: float, episode_steps: float
-    ) -> tuple[float, float]:
-        """Wall and processor seconds per step of a collector with this many environments. It plays a whole episode of
-        each if there is time, because the first steps may take longer than the last."""
+        self,
+        policy: Policy,
+        num_envs: int,
+        segment_steps: int,
+        seconds: float,
+        most_seconds: float,
+        episode_steps: float,
+    ) -> tuple[float, float, float]:
+        """Wall and processor seconds per step of a collector with this many environments, and the megabytes of each. It
+        plays a whole episode of each if there is time, because the first steps may take longer than the last."""
+        before = _megabytes()
         rollout = Rollout(self.factory.make(num_envs), policy, run_seed=0)
-        segments = rollout.segments(2, next_from(itertools.count()))
+        segments = rollout.segments(segment_steps, next_from(itertools.count()))
         steps = next(segments).num_steps
         try:
-            return per_step(segments, steps, seconds, most_seconds, num_envs * episode_steps)
+            wall, cpu = per_step(segments, steps, seconds, most_seconds, num_envs * episode_steps)
+            return wall, cpu, max(0.0, _megabytes() - before) / num_envs
         finally:
             rollout.close()
 
@@ -178,6 +189,11 @@ class _MeasuredEnv:
     def infer(self, policy: Policy) -> tuple[float, float]:
         """Seconds of one decision: alone, and as part of a batch."""
         return inference_seconds(policy, self.factory.spec)
+
+
+def _megabytes() -> float:
+    """The memory of this process that no other process shares."""
+    return psutil.Process().memory_full_info().uss / 1e6
 
 
 class CoreUse(NamedTuple):

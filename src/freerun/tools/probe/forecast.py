@@ -3,41 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from freerun.collecting.modes.continuous import THREADS_PAY_OFF
 from freerun.core import Demand, Predictor, ProbeModel
 from freerun.settings.registry import find_mode
-from freerun.tools.probe.measure import Config, Configs
-from freerun.tools.probe.measurement import Environment, Measurement, Overhead
+from freerun.tools.probe.candidates import (
+    Candidate,
+    MachineLimits,
+    Search,
+    envs_per_worker_of,
+    unit_steps_of,
+    workers_of,
+)
+from freerun.tools.probe.measure import Config
+from freerun.tools.probe.measurement import (
+    DEFAULT_EPISODE_STEPS,
+    Environment,
+    Measurement,
+    Overhead,
+    vector_seconds,
+)
 from freerun.tools.probe.predict import (
     FEWEST_EPISODES_DRAWN,
     Learning,
     Rate,
+    Stepping,
     Work,
     expected_max,
     never_waiting,
     play_in_step,
     play_rounds,
 )
-
-WAITS_BELOW = 0.5
-"""An environment that uses less than this share of a core while it steps leaves the core to other workers."""
-CROWDS = (10, 25, 50, 100)
-"""Numbers of workers for environments that wait."""
-MEMORY_SHARE = 0.5
-"""The share of the memory that is free now which workers may fill."""
-CONTINUOUS_COLLECTORS = (1, 2, 4, 8, 16)
-"""Numbers of collectors of `continuous`, as far as they divide its number of environments."""
+from freerun.tools.probe.update_costs import update_cost
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The predicted speed of a mode; None and a note where it could not train."""
+    """The predicted speed of a candidate; None and a note where it could not train."""
 
     mode: str
     num_workers: int
@@ -46,82 +54,94 @@ class Forecast:
     learner_busy: float | None = None
     """The share of the time in which the learner would update."""
     note: str = ""
+    settings: Mapping[str, int] = field(default_factory=dict)
+    """What the candidate chooses, by the names of the settings."""
+    num_envs: int = 0
+    """The number of environments that are stepped at the same time."""
+    segment_steps: int | None = None
+    """Steps of each environment that are handed over at a time; None for whole episodes."""
+    update_steps: int | None = None
+    """Steps that an update asks for; None if it asks for episodes."""
+
+    @property
+    def speed(self) -> float:
+        return self.steps_per_second or 0.0
 
 
-def forecast(measured: Measurement, configs: Configs, counts: Sequence[int] = ()) -> list[Forecast]:
-    """Predict every mode for these numbers of workers, or for a few that suit the machine."""
-    return [
-        _forecast(measured, mode, config, num_workers)
-        for mode, config in configs.items()
-        for num_workers in _counts(measured, mode, config, counts)
-    ]
+def forecast(measured: Measurement, search: Search) -> list[Forecast]:
+    """Predict every candidate."""
+    update_steps = measured.updates[0].demand["steps"]
+    limits = MachineLimits(measured.environment, measured.cores, measured.available_megabytes, update_steps)
+    return [predict_candidate(measured, candidate) for candidate in search.candidates(limits)]
 
 
-def worker_counts(measured: Measurement) -> list[int]:
-    """Numbers of workers to predict for, as far as the memory holds them."""
-    cores = measured.cores
-    counts = {1, 2, cores, 2 * cores}
-    if measured.environment.cpu_share < WAITS_BELOW:
-        counts |= {4 * cores, *CROWDS}
-    room = max(1, int(MEMORY_SHARE * measured.available_megabytes / max(1.0, measured.environment.megabytes)))
-    return sorted(count for count in counts if count <= room)
-
-
-def _counts(measured: Measurement, mode: str, config: Config, counts: Sequence[int]) -> list[int]:
-    if find_mode(mode).traits.workers_flag is None:
-        return [1]
-    if _model(mode).predictor is Predictor.DROPPING_QUEUE:
-        if config.collector.num_collectors is not None:
-            return [config.collector.num_workers]
-        return [count for count in CONTINUOUS_COLLECTORS if config.collector.num_envs % count == 0]
-    return list(counts) or worker_counts(measured)
-
-
-def _forecast(measured: Measurement, mode: str, config: Config, num_workers: int) -> Forecast:
-    env, traits = measured.environment, find_mode(mode).traits
+def predict_candidate(measured: Measurement, candidate: Candidate) -> Forecast:
+    """Predict the speed of a run with the completed settings of a candidate."""
+    env, config = measured.environment, candidate.config
+    traits = find_mode(candidate.mode).traits
+    demand = update_cost(measured.updates, config).demand
     in_segments = not traits.whole_episodes or bool(config.collector.segment_steps)
+    found = Forecast(
+        candidate.mode,
+        candidate.num_workers,
+        None,
+        settings=candidate.settings,
+        num_envs=candidate.num_envs,
+        segment_steps=_segment_steps(config) if in_segments else None,
+        update_steps=demand["steps"] or None,
+    )
     # A mode that takes turns can also hand over part of an episode, if the algorithm lets it.
-    waits_for_end = not in_segments and (measured.updates[mode].demand["whole_episodes"] or not traits.takes_turns)
+    waits_for_end = not in_segments and (demand["whole_episodes"] or not traits.takes_turns)
     if waits_for_end and not env.lengths:
-        return Forecast(mode, num_workers, None, note="waits for whole episodes, and none has ended")
-    rate = _PREDICTORS[_model(mode).predictor](measured, mode, config, num_workers)
-    episodes = rate.steps_per_second / env.mean_length if env.mean_length else None
-    return Forecast(mode, num_workers, rate.steps_per_second, episodes, rate.learner_busy)
+        return dataclasses.replace(found, note="waits for whole episodes, and none has ended")
+    rate = _PREDICTORS[_model(config).predictor](measured, config)
+    return dataclasses.replace(
+        found,
+        steps_per_second=rate.steps_per_second,
+        episodes_per_second=rate.steps_per_second / env.mean_length if env.mean_length else None,
+        learner_busy=rate.learner_busy,
+    )
 
 
-def _model(mode: str) -> ProbeModel:
-    model = find_mode(mode).traits.probe
+def _segment_steps(config: Config) -> int:
+    """Return the steps of each environment in one segment."""
+    return round(unit_steps_of(config, DEFAULT_EPISODE_STEPS) / envs_per_worker_of(config))
+
+
+def _model(config: Config) -> ProbeModel:
+    model = find_mode(config.mode).traits.probe
     assert model is not None  # `auto_mode` has refused modes without one
     return model
 
 
-def _overhead(measured: Measurement, mode: str) -> Overhead:
-    model = _model(mode)
-    found = measured.overheads.get(model.overhead_of or mode) or Overhead(0.0, 0.0)
-    # A unit is taken for an episode here.
-    units_per_step = 1 / (measured.environment.mean_length or 1.0)
+def _overhead(measured: Measurement, config: Config) -> Overhead:
+    """Return what a mode costs per step with the units of this config."""
+    model = _model(config)
+    episode_steps = measured.environment.mean_length or 1.0
+    unit_steps = unit_steps_of(config, episode_steps)
+    known = measured.overheads.get(model.overhead_of or config.mode) or (Overhead(0.0, 0.0),)
+    worker = _per_step(unit_steps, [(cost.unit_steps, cost.worker) for cost in known])
+    learner = _per_step(unit_steps, [(cost.unit_steps, cost.learner) for cost in known])
     return Overhead(
-        found.worker + units_per_step * model.worker_seconds_per_unit,
-        found.learner + units_per_step * model.learner_seconds_per_unit,
+        worker + model.worker_seconds_per_unit / unit_steps, learner + model.learner_seconds_per_unit / unit_steps
     )
 
 
-def _learning(measured: Measurement, mode: str) -> Learning:
-    update = measured.updates[mode]
-    return Learning(Demand(**update.demand), update.seconds / update.steps + _overhead(measured, mode).learner)
+def _per_step(unit_steps: float, known: Sequence[tuple[float, float]]) -> float:
+    """Return what a step costs in units of this many steps, from what it costs in the smallest and largest known ones.
+
+    A unit of n steps costs a + b · n, so a step costs a / n + b. Where one size alone is known, its cost is taken for
+    all; and noise must not make smaller units cheaper."""
+    (fewest, most_cost), (most, least_cost) = min(known), max(known)
+    if fewest == most:
+        return most_cost
+    per_unit = max(0.0, (most_cost - least_cost) / (1 / fewest - 1 / most))
+    return max(0.0, least_cost + per_unit * (1 / unit_steps - 1 / most))
 
 
-def vector_seconds(env: Environment, num_envs: int) -> tuple[float, float]:
-    """Wall and processor seconds per step of a collector with this many environments, without handing over."""
-    alone = env.seconds_per_step + env.loop_seconds, env.cpu_share * env.seconds_per_step + env.loop_seconds
-    known = {1: alone, **{int(size): pair for size, pair in env.vectors.items()}}
-    sizes = sorted(known)
-    # A step of all n environments takes a + b * n seconds, so the time per step, a / n + b, is linear in 1 / n.
-    wall, cpu = (
-        float(np.interp(-1 / num_envs, [-1 / size for size in sizes], [known[size][part] for size in sizes]))
-        for part in (0, 1)
-    )
-    return wall, cpu
+def _learning(measured: Measurement, config: Config) -> Learning:
+    update = update_cost(measured.updates, config)
+    return Learning(Demand(**update.demand), update.seconds_per_step + _overhead(measured, config).learner)
 
 
 def line(known: Mapping[str, float], size: int) -> float:
@@ -137,67 +157,67 @@ def line(known: Mapping[str, float], size: int) -> float:
 # ---------------------------------------------------------------------------------------------- a model for each mode
 
 
-def _sequential(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
-    learn = _learning(measured, mode).seconds_per_step
+def _sequential(measured: Measurement, config: Config) -> Rate:
+    learn = _learning(measured, config).seconds_per_step
     collect, _ = vector_seconds(measured.environment, 1)
     return Rate(1 / (collect + learn), learn / (collect + learn))
 
 
-def _sync(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
-    env = measured.environment
+def _sync(measured: Measurement, config: Config) -> Rate:
+    env, num_workers = measured.environment, workers_of(config)
     around = line(measured.sync_seconds, num_workers)
-    cpu = env.cpu_share * float(np.mean(env.step_seconds))
+    steps = np.array(env.step_seconds) * env.own_share
+    cpu = env.cpu_share * float(np.mean(steps))
     # A vector step ends when the slowest environment is done, or when the cores have done the work of all.
     barrier = [
-        around + max(expected_max(env.step_seconds, active), active * cpu / measured.parallel_cores)
+        around + max(expected_max(steps, active), active * cpu / measured.parallel_cores)
         for active in range(1, num_workers + 1)
     ]
-    reset = around + float(np.mean(env.reset_seconds))
+    reset = around + float(np.mean(env.reset_seconds)) * env.own_share
     limits = (env.time_limit, config.deterministic)
-    return play_in_step(num_workers, _lengths(measured), [0.0, *barrier], reset, _learning(measured, mode), *limits)
+    return play_in_step(num_workers, _lengths(measured), [0.0, *barrier], reset, _learning(measured, config), *limits)
 
 
-def _episodes(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
+def _episodes(measured: Measurement, config: Config) -> Rate:
     """Workers that play whole episodes, or segments, by themselves."""
-    env = measured.environment
-    segment_steps, num_envs = config.collector.segment_steps, config.collector.envs_per_worker
-    hand_over = _overhead(measured, mode).worker  # processor time, so it adds to wall time and processor time alike
-    wall, cpu = vector_seconds(env, num_envs)
-    seconds = wall + hand_over
-    cpu_share = min(1.0, (cpu + hand_over) / seconds)
-    cores = measured.parallel_cores
-    learning = _learning(measured, mode)
+    env, num_workers, cores = measured.environment, workers_of(config), measured.parallel_cores
+    segment_steps, num_envs = config.collector.segment_steps, envs_per_worker_of(config)
+    hand_over = _overhead(measured, config).worker  # processor time, so it adds to wall time and processor time alike
+    learning = _learning(measured, config)
+    seconds = [tuple(part + hand_over for part in vector_seconds(env, size)) for size in range(1, num_envs + 1)]
     if segment_steps:
-        unit = Work(segment_steps * num_envs * seconds, segment_steps * num_envs)
+        wall, cpu = seconds[-1]
+        unit = Work(segment_steps * num_envs * wall, segment_steps * num_envs)
+        cpu_share = min(1.0, cpu / wall)
         return play_rounds(num_workers, cpu_share, cores, lambda: unit, learning, config.max_lag, unit.steps)
-    draw = _episodes_drawn(env, seconds - env.seconds_per_step, num_envs)
-    # A worker with n environments counts as n workers, each of which is n times as slow.
-    crowd = (num_workers * num_envs, cpu_share / num_envs, cores)
-    return play_rounds(*crowd, draw, learning, config.max_lag, None, env.time_limit, config.deterministic)
+    stepping = Stepping(*zip(*seconds, strict=True))
+    draw = _episodes_drawn(env, seconds[0][0])
+    limits = (env.time_limit, config.deterministic, stepping)
+    return play_rounds(num_workers, 1.0, cores, draw, learning, config.max_lag, None, *limits)
 
 
-def _batch(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
+def _batch(measured: Measurement, config: Config) -> Rate:
     collector = config.collector
     wall, cpu = vector_seconds(measured.environment, collector.num_envs)
     unit = Work(collector.unit_steps * wall, collector.unit_steps)
     max_lag = collector.max_queue_size if config.max_lag is None else config.max_lag
     cores = measured.parallel_cores
     return play_rounds(
-        1, min(1.0, cpu / wall), cores, lambda: unit, _learning(measured, mode), max_lag, collector.unit_steps
+        1, min(1.0, cpu / wall), cores, lambda: unit, _learning(measured, config), max_lag, collector.unit_steps
     )
 
 
-def _continuous(measured: Measurement, mode: str, config: Config, num_workers: int) -> Rate:
-    collector = dataclasses.replace(config.collector, num_collectors=num_workers)
+def _continuous(measured: Measurement, config: Config) -> Rate:
+    collector = config.collector
     wall, cpu = vector_seconds(measured.environment, collector.envs_per_collector)
     in_threads = collector.collector_kind == "thread"
     if collector.collector_kind == "auto":
         in_threads = (measured.environment.threads_speed_up or 0.0) >= THREADS_PAY_OFF
-    learn = _learning(measured, mode).seconds_per_step
-    return never_waiting(num_workers, wall, cpu, learn, measured.parallel_cores, in_threads)
+    learn = _learning(measured, config).seconds_per_step
+    return never_waiting(workers_of(config), wall, cpu, learn, measured.parallel_cores, in_threads)
 
 
-_PREDICTORS: dict[Predictor, Callable[[Measurement, str, Config, int], Rate]] = {
+_PREDICTORS: dict[Predictor, Callable[[Measurement, Config], Rate]] = {
     Predictor.ALTERNATING: _sequential,
     Predictor.LOCKSTEP: _sync,
     Predictor.SCHEDULED_UNITS: _episodes,
@@ -213,12 +233,24 @@ def _lengths(measured: Measurement) -> Callable[[], int]:
     return itertools.cycle(drawn).__next__
 
 
-def _episodes_drawn(env: Environment, overhead: float, num_envs: int) -> Callable[[], Work]:
-    """Draws episodes like the measured ones: a length, and that many step times from the sample."""
-    rng = np.random.default_rng(0)
-    steps, resets = np.array(env.step_seconds), np.array(env.reset_seconds)
-    drawn = []
-    for length in rng.choice(env.lengths, FEWEST_EPISODES_DRAWN).tolist():
-        seconds = float(rng.choice(steps, length).sum() + rng.choice(resets)) + length * overhead
-        drawn.append(Work(num_envs * seconds, length))
+def _episodes_drawn(env: Environment, seconds_per_step: float) -> Callable[[], Work]:
+    """Draws episodes like the measured ones, whose steps take this long on average, with all that is around them."""
+    # What is around a step is added. Where a step takes less than was measured, others had the core for the rest.
+    overhead = max(0.0, seconds_per_step - env.seconds_per_step)
+    share = env.own_share * min(1.0, seconds_per_step / env.seconds_per_step)
+    sample = _sampled_episodes(env.lengths, env.step_seconds, env.reset_seconds)
+    drawn = [Work(seconds * share + length * overhead, length) for seconds, length in sample]
     return itertools.cycle(drawn).__next__
+
+
+@functools.lru_cache(maxsize=4)
+def _sampled_episodes(
+    lengths: Sequence[int], step_seconds: Sequence[float], reset_seconds: Sequence[float]
+) -> list[tuple[float, int]]:
+    """Seconds and lengths of episodes: a length, and that many step times from the sample. All candidates share it."""
+    rng = np.random.default_rng(0)
+    steps, resets = np.array(step_seconds), np.array(reset_seconds)
+    return [
+        (float(rng.choice(steps, length).sum() + rng.choice(resets)), length)
+        for length in rng.choice(lengths, FEWEST_EPISODES_DRAWN).tolist()
+    ]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,23 +18,24 @@ from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.adapters.noise_env import NoiseEnv
 from freerun.collecting.modes.thread_trial import speed_up_by_threads
 from freerun.collecting.rollouts.rollout import next_from
-from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
-from freerun.core import Algorithm, Demand, EnvSpec, Policy, Predictor, StartPoint, UserError, background_stages
+from freerun.collecting.workers.worker import make_rollout
+from freerun.core import Demand, EnvSpec, Policy, Predictor, StartPoint, UserError
 from freerun.run.pool import Pool, worker_modules
 from freerun.settings.config import TrainConfig
 from freerun.settings.factories import env_recipe, make_algorithm
 from freerun.settings.registry import find_mode
 from freerun.tools.bench.load_meter import cpu_seconds
+from freerun.tools.probe.candidates import MachineLimits, Search, envs_per_worker_of, unit_steps_of, with_settings
 from freerun.tools.probe.env_trial import STEPS_AT_ONCE, EnvTrial, Played, per_step
-from freerun.tools.probe.measurement import DEFAULT_EPISODE_STEPS, Environment, Measurement, Overhead, UpdateCost
+from freerun.tools.probe.measurement import DEFAULT_EPISODE_STEPS, Environment, Measurement, Overhead
+from freerun.tools.probe.update_costs import sizes_to_time, time_updates
 from freerun.transport import processes
+from freerun.transport.slots import bytes_per_step
 
 logger = logging.getLogger("freerun")
 
 Config = TrainConfig[Any, Any]
 """The settings of a run with any algorithm and any mode."""
-Configs = Mapping[str, Config]
-"""By mode. They differ in nothing else."""
 
 BUILD_SECONDS = 30.0
 """How long an environment may take to be built."""
@@ -48,11 +48,14 @@ RACES = 3
 """An odd number, so that one race in which the machine was disturbed is not the median."""
 MOST_RACERS = 16
 """The largest number of workers in a race. The speed of further cores is extrapolated."""
-VECTOR_SIZES = (16, 64)
-"""Numbers of environments per collector that are measured: the defaults of `continuous` and of `batch`."""
+VECTOR_SIZES = (4, 16, 64)
+"""Numbers of environments per worker that are measured; the others are interpolated. The last two are the defaults of
+`continuous` and of `batch`."""
 LONGEST_VECTOR_SECONDS = 3.0
 """A vector that would take longer than this to measure is extrapolated instead."""
 MOST_VECTOR_SECONDS = 2.5
+VECTOR_SEGMENT_STEPS, VECTOR_SEGMENT_SECONDS = 32, 0.1
+"""Steps of each environment in one segment of such a vector, and how long such a segment may take."""
 SAMPLE = 2000
 """The number of step times that are kept: the predictions draw from them, and the cache stays small."""
 MODE_SECONDS = 0.6
@@ -62,34 +65,39 @@ SLOW_STEP_SECONDS = 0.5
 SYNC_SIZES = (1, 2, 6)
 """Numbers of environments for which a step of `sync` is measured; other numbers are interpolated."""
 UPDATE_SECONDS = 1.5
-ENOUGH_UPDATES = 5
-MOST_UPDATE_SECONDS = 8.0
-"""How long a learner may take until its second update has ended, which is the first one that counts."""
+"""How long each learner updates."""
+SEGMENT_TRIAL = {"envs_per_worker": 16, "segment_steps": 32}
+"""The units with which modes that may hand over segments are measured, besides whole episodes."""
 
 
-def measure(configs: Configs, say: Callable[[str], None]) -> Measurement:
-    """Measure with the settings that a run would have in each of these modes."""
+def measure(search: Search, say: Callable[[str], None]) -> Measurement:
+    """Measure what predicts all candidates, with the settings that a run would have in each of these modes."""
     started = time.perf_counter()
+    configs = search.completed()
     config = next(iter(configs.values()))
     processes.preload([*worker_modules(config.env), "freerun.tools.probe.env_trial"])
     with contextlib.closing(EnvTrial(env_recipe(config))) as trial:
         say("building the environment")
         construct_seconds, spec, time_limit = trial.answer("building the environment", BUILD_SECONDS)
         # The policy needs the spaces alone, so that a second environment need not be built here.
-        policy = make_algorithm(config, _stand_in(spec, DEFAULT_EPISODE_STEPS)).policy
+        algorithm = make_algorithm(config, _stand_in(spec, DEFAULT_EPISODE_STEPS))
+        policy, update_steps = algorithm.policy, algorithm.demand().steps
         say("playing with it")
         trial.ask("play", policy, PLAY_SECONDS)
         played: Played = trial.answer("a step or a reset of the environment", PLAY_SECONDS + STEP_SECONDS)
         step_mean = float(np.mean(played.step_seconds))
         vectors: dict[str, tuple[float, float]] = {}
+        megabytes_per_env = played.megabytes  # a guess, for environments that are too slow to be measured together
         episode_steps = float(np.mean(played.episode_lengths)) if played.episode_lengths else 0.0
         for num_envs in VECTOR_SIZES:
             # Each environment is built, reset and stepped at least four times: two segments of two steps.
             seconds_per_env = construct_seconds + float(np.mean(played.reset_seconds)) + 4 * step_mean
             if num_envs * seconds_per_env > LONGEST_VECTOR_SECONDS:
                 continue
-            trial.ask("step_vector", policy, num_envs, RACE_SECONDS, MOST_VECTOR_SECONDS, episode_steps)
-            vectors[str(num_envs)] = trial.answer(f"stepping {num_envs} environments in turn", STEP_SECONDS)
+            at_once = max(2, min(VECTOR_SEGMENT_STEPS, int(VECTOR_SEGMENT_SECONDS / (num_envs * step_mean))))
+            trial.ask("step_vector", policy, num_envs, at_once, RACE_SECONDS, MOST_VECTOR_SECONDS, episode_steps)
+            wall, cpu, megabytes_per_env = trial.answer(f"stepping {num_envs} environments in turn", STEP_SECONDS)
+            vectors[str(num_envs)] = wall, cpu
         trial.ask("infer", policy)
         inference, batched = trial.answer("inference", STEP_SECONDS)
         # Workers that sleep do not compete for cores, so a race of them would tell nothing about the cores.
@@ -107,13 +115,20 @@ def measure(configs: Configs, say: Callable[[str], None]) -> Measurement:
         vectors,
         speed_up_by_threads(GymnasiumFactory(*env_recipe(config))) if step_mean < SLOW_STEP_SECONDS else None,
         played.stolen_share,
+        megabytes_per_env,
+        bytes_per_step(1, spec),
+        played.cpu_seconds,
     )
-    length = round(environment.mean_length or DEFAULT_EPISODE_STEPS)
-    stand_in = _stand_in(spec, min(length, 2000))  # they must end within the short measurements below
+    # Its episodes must end within the short measurements below.
+    length = min(round(environment.mean_length or DEFAULT_EPISODE_STEPS), 2000)
+    stand_in = _stand_in(spec, length)
     say("learning")
-    updates = _updates(configs, stand_in)
+    available_megabytes = psutil.virtual_memory().available / 1e6
+    limits = MachineLimits(environment, num_cores(), available_megabytes, update_steps)
+    completed = [*configs.values(), *(candidate.config for candidate in search.candidates(limits))]
+    updates = time_updates(sizes_to_time(completed), stand_in, UPDATE_SECONDS)
     say("collecting in each mode")
-    overheads, sync_seconds = _overheads(configs, stand_in)
+    overheads, sync_seconds = _overheads(search, stand_in, length)
     return Measurement(
         environment,
         num_cores(),
@@ -123,7 +138,7 @@ def measure(configs: Configs, say: Callable[[str], None]) -> Measurement:
         updates,
         overheads,
         sync_seconds,
-        psutil.virtual_memory().available / 1e6,
+        available_megabytes,
         time.perf_counter() - started,
     )
 
@@ -172,80 +187,17 @@ def _race(config: Config, trial: EnvTrial, policy: Policy, step_seconds: float) 
     return min(float(num_cores()), max(1.0, statistics.median(ratios)) * num_cores() / cores)
 
 
-# ---------------------------------------------------------------------------------------------- the learner
-
-
-def _updates(configs: Configs, stand_in: GymnasiumFactory) -> dict[str, UpdateCost]:
-    """Measure one learner for each set of algorithm settings, on steps of the stand-in. They take turns, so that a
-    machine which changes its speed favours none of them."""
-    # Collecting the garbage of all imports takes long: it happens here and not during one of the few updates.
-    gc.collect()
-    # Modes with the same algorithm settings share a learner, because their updates cost the same.
-    learners: dict[Any, _TimedLearner] = {}
-    for config in configs.values():
-        if config.algorithm not in learners:
-            learners[config.algorithm] = _TimedLearner(make_algorithm(config, stand_in), stand_in)
-    unfinished = [*learners.values()]
-    while unfinished:
-        unfinished = [learner for learner in unfinished if learner.advance()]
-    return {mode: learners[config.algorithm].result() for mode, config in configs.items()}
-
-
-class _TimedLearner:
-    """An algorithm that learns from the stand-in, with a clock around its updates."""
-
-    def __init__(self, algorithm: Algorithm, stand_in: GymnasiumFactory):
-        solo = SingleEnvRollout(stand_in.make_one(), stand_in.spec, algorithm.policy, run_seed=0)
-        self._episodes = solo.episodes(next_from(itertools.count()))
-        self._algorithm = algorithm
-        self._demand = algorithm.demand()
-        self._timed: list[tuple[int, float]] = []
-        self._seconds = 0.0
-
-    def advance(self) -> bool:
-        """Make updates for a while; return False if there were enough of them before."""
-        # The first update is not counted: it allocates memory, may compile, and may learn from more steps than others.
-        num_timed = len(self._timed) - 1
-        most_seconds = UPDATE_SECONDS if num_timed > 0 else MOST_UPDATE_SECONDS
-        if num_timed >= ENOUGH_UPDATES or self._seconds > most_seconds:
-            return False
-        turn = 0.0
-        while turn < UPDATE_SECONDS / ENOUGH_UPDATES:
-            begun = time.perf_counter()
-            self._timed.append(self._update())
-            turn += time.perf_counter() - begun
-        self._seconds += turn
-        return True
-
-    def _update(self) -> tuple[int, float]:
-        num_steps, self._demand = 0, self._algorithm.demand()
-        while self._algorithm.demand():
-            segment = next(self._episodes).copy()  # the rollout writes the next episode into the same arrays
-            self._algorithm.observe([segment])
-            num_steps += segment.num_steps
-        begun = time.perf_counter()
-        self._algorithm.update(len(self._timed), 0.0)
-        return max(1, num_steps), time.perf_counter() - begun
-
-    def result(self) -> UpdateCost:
-        """Return the update with the median seconds per step. Stages that still run are waited for."""
-        for stage in background_stages(self._algorithm).values():
-            if stage.is_busy:
-                stage.finish()
-        timed = sorted(self._timed[1:] or self._timed, key=lambda pair: pair[1] / pair[0])
-        steps, seconds = timed[(len(timed) - 1) // 2]  # one of the pairs, which a mean of two would not be
-        return UpdateCost(dataclasses.asdict(self._demand), steps, seconds)
-
-
 # ---------------------------------------------------------------------------------------------- the modes
 
 
-def _overheads(configs: Configs, stand_in: GymnasiumFactory) -> tuple[dict[str, Overhead], dict[str, float]]:
+def _overheads(
+    search: Search, stand_in: GymnasiumFactory, episode_steps: int
+) -> tuple[dict[str, tuple[Overhead, ...]], dict[str, float]]:
     """What each mode costs per step, measured with real workers on the stand-in, whose own steps cost nothing."""
-    found: dict[str, Overhead] = {}
+    found: dict[str, tuple[Overhead, ...]] = {}
     sync_seconds: dict[str, float] = {}
-    loop = _loop_seconds(next(iter(configs.values())), stand_in)
-    for mode, config in configs.items():
+    loops: dict[int, float] = {}
+    for mode, config in search.completed().items():
         model = find_mode(mode).traits.probe
         assert model is not None  # `auto_mode` has refused modes without one
         # One process hands nothing over, and a mode that is slow to start takes the overhead of another one.
@@ -257,18 +209,29 @@ def _overheads(configs: Configs, stand_in: GymnasiumFactory) -> tuple[dict[str, 
             continue
         # Two workers tell what a pair of them costs the learner; other modes have the number that they are set to.
         size = 2 if model.predictor is Predictor.SCHEDULED_UNITS else config.num_workers or 1
-        worker, learner, _ = _collect(config, stand_in, size)
-        # What a worker takes beyond the loop without a mode is the price of handing over.
-        found[mode] = Overhead(max(0.0, worker - loop), learner)
+        trials = [config]
+        if {*SEGMENT_TRIAL} <= {*search.open_settings(mode)}:
+            trials.append(with_settings(config, SEGMENT_TRIAL))
+        costs = []
+        for trial in trials:
+            num_envs = envs_per_worker_of(trial)
+            if num_envs not in loops:
+                loops[num_envs] = _loop_seconds(trial, stand_in, num_envs)
+            worker, learner, _ = _collect(trial, stand_in, size)
+            # What a worker takes beyond the loop without a mode is the price of handing over.
+            costs.append(Overhead(max(0.0, worker - loops[num_envs]), learner, unit_steps_of(trial, episode_steps)))
+        found[mode] = tuple(costs)
     return found, sync_seconds
 
 
-def _loop_seconds(config: Config, stand_in: GymnasiumFactory) -> float:
-    """Processor seconds per step of a loop over the stand-in that hands nothing over."""
-    solo = SingleEnvRollout(stand_in.make_one(), stand_in.spec, make_algorithm(config, stand_in).policy, run_seed=0)
-    segments = solo.segments(STEPS_AT_ONCE, next_from(itertools.count()))
+def _loop_seconds(config: Config, stand_in: GymnasiumFactory, num_envs: int) -> float:
+    """Processor seconds per step of a loop over stand-ins that hands nothing over."""
+    policy = make_algorithm(config, stand_in).policy
+    rollout = make_rollout(stand_in, policy, run_seed=0, num_envs=num_envs)
+    at_once = max(1, STEPS_AT_ONCE // num_envs)
+    segments = rollout.segments(at_once, next_from(itertools.count()))
     next(segments)  # the first steps allocate and are slower
-    return per_step(segments, STEPS_AT_ONCE, MODE_SECONDS / 2)[1]
+    return per_step(segments, at_once * num_envs, MODE_SECONDS / 2)[1]
 
 
 def _collect(config: Config, stand_in: GymnasiumFactory, num_workers: int) -> tuple[float, float, float]:

@@ -81,14 +81,12 @@ def core_shares(num_workers: int, worker_demand: float, learner_demand: float, c
     """
     if num_workers * worker_demand + learner_demand <= cores:
         return 1.0, 1.0
-    # Serve the smallest demands first. Those who want more than an equal share of what is left all get that share.
-    wanted = sorted([worker_demand] * num_workers + [learner_demand] * (learner_demand > 0))
-    left, level = cores, 0.0
-    for place, demand in enumerate(wanted):
-        level = left / (len(wanted) - place)
-        if demand > level:
-            break
-        left -= demand
+    # The smaller demands are served first. Those who want more than an equal share of what is left all get that share.
+    level = cores / (num_workers + (learner_demand > 0))
+    if worker_demand <= level:
+        level = cores - num_workers * worker_demand
+    elif learner_demand <= level:
+        level = (cores - learner_demand) / num_workers
     worker = min(1.0, level / worker_demand) if worker_demand > 0 else 1.0
     learner = min(1.0, level / learner_demand) if learner_demand > 0 else 1.0
     return worker, learner
@@ -105,27 +103,68 @@ class _Unit:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Stepping:
+    """How fast a worker steps, by the number of environments that it steps in turn."""
+
+    wall: tuple[float, ...]
+    """Seconds per step with one environment, with two, and so on."""
+    cpu: tuple[float, ...]
+    """Processor seconds per step."""
+
+    @classmethod
+    def alone(cls, cpu_share: float) -> Stepping:
+        """A worker with one environment, whatever its speed."""
+        return cls((1.0,), (cpu_share,))
+
+    @property
+    def num_envs(self) -> int:
+        return len(self.wall)
+
+    def at(self, num_active: float) -> tuple[float, float]:
+        """Return the speed of each environment as a share of one alone, and the share of a core that the worker uses.
+
+        Workers may have one environment more or less than the mean, which need not be a whole number.
+        """
+        if len(self.wall) == 1:
+            return 1.0, self.cpu[0] / self.wall[0]
+        sizes = range(1, len(self.wall) + 1)
+        wall, cpu = (float(np.interp(num_active, sizes, values)) for values in (self.wall, self.cpu))
+        # All of them take num_active * wall seconds for a step of each.
+        return self.wall[0] / (num_active * wall), min(1.0, cpu / wall)
+
+
 class _Play:
     """Simulates workers and a learner that share cores. All workers are equally fast, so they need one clock."""
 
-    def __init__(self, num_workers: int, cpu_share: float, cores: float, rounds: Rounds, draw: Callable[[], Work]):
+    def __init__(self, num_workers: int, stepping: Stepping, cores: float, rounds: Rounds, draw: Callable[[], Work]):
         self.now = 0.0
         self._worker_clock = 0.0
         self._running: list[tuple[float, int, int]] = []  # when by the workers' clock, which unit, how many steps
         self._num_workers = num_workers
-        self._cpu_share = cpu_share
+        self._stepping = stepping
         self._cores = cores
         self._rounds = rounds
         self._draw = draw
+        self._known_speeds: dict[tuple[int, float], tuple[float, float]] = {}
 
     def deal(self) -> None:
-        """Start units on idle workers, as far as the rounds allow."""
-        while len(self._running) < self._num_workers and (number := self._rounds.next()) is not None:
+        """Start units in idle environments, as far as the rounds allow."""
+        num_envs = self._num_workers * self._stepping.num_envs
+        while len(self._running) < num_envs and (number := self._rounds.next()) is not None:
             work = self._draw()
             heapq.heappush(self._running, (self._worker_clock + work.seconds, number, work.steps))
 
     def _speeds(self, learner_demand: float) -> tuple[float, float]:
-        return core_shares(len(self._running), self._cpu_share, learner_demand, self._cores)
+        """Return the speeds of the workers' clock and of the learner. Units are dealt out evenly among the workers."""
+        num_running = len(self._running)
+        place = (num_running, learner_demand)
+        if place not in self._known_speeds:
+            num_busy = min(self._num_workers, num_running)
+            env_speed, cpu_share = self._stepping.at(num_running / num_busy) if num_busy else (1.0, 0.0)
+            worker, learner = core_shares(num_busy, cpu_share, learner_demand, self._cores)
+            self._known_speeds[place] = env_speed * worker, learner
+        return self._known_speeds[place]
 
     def until_next(self) -> None:
         """Advance until a unit is finished, while the learner waits."""
@@ -164,10 +203,15 @@ def play_rounds(
     unit_steps: int | None = None,
     time_limit: int | None = None,
     deterministic: bool = False,
+    stepping: Stepping | None = None,
 ) -> Rate:
-    """Modes whose workers play units by themselves. The real `Rounds` decide what may start and what an update gets."""
-    rounds = Rounds(max_lag, unit_steps, None, num_workers, time_limit, deterministic)
-    play = _Play(num_workers, cpu_share, cores, rounds, draw)
+    """Modes whose workers play units by themselves. The real `Rounds` decide what may start and what an update gets.
+
+    With `stepping`, a worker has several environments, each with a unit of its own, and `draw` says what a unit takes
+    where it is the only one; otherwise `cpu_share` is the share of a core that a worker uses."""
+    stepping = stepping or Stepping.alone(cpu_share)
+    rounds = Rounds(max_lag, unit_steps, None, num_workers * stepping.num_envs, time_limit, deterministic)
+    play = _Play(num_workers, stepping, cores, rounds, draw)
     steps_at = []
     busy = 0.0
     total = 0
