@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded_python
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -48,6 +49,13 @@ def _key_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_starter_is_left() -> Iterator[None]:
+    """The process that starts programs for tests ends with the session."""
+    yield
+    preloaded_python.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+import preloaded_python
 import pytest
 
 import freerun
@@ -34,17 +34,17 @@ def test_killed_and_resumed_it_ends_where_it_would_have(
     assert chaos(algo, num_kills, total_steps, 1.0, seed=1, folder=tmp_path)["kills"] == num_kills
 
 
-def started(run_dir: Path, *words: str, **more: Any) -> psutil.Popen:
-    command = [sys.executable, "-m", "freerun", "train", *LONG, "--run-dir", str(run_dir), *words]
-    return psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+def started(run_dir: Path, *words: str) -> preloaded_python.Process:
+    command = ["-m", "freerun", "train", *LONG, "--run-dir", str(run_dir), *words]
+    return preloaded_python.Process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def wait_for_updates(run_dir: Path, process: psutil.Popen, num: int) -> None:
+def wait_for_updates(run_dir: Path, process: preloaded_python.Process, num: int) -> None:
     metrics = run_dir / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") >= num):
         assert time.monotonic() < deadline, "no update within a minute"
-        assert process.poll() is None, process.stdout.read()
+        assert process.poll() is None, process.communicate()
         time.sleep(0.02)
 
 

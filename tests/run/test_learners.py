@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import preloaded_python
 import psutil
 import pytest
 from leftovers import environment
@@ -51,10 +52,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 LONG = ("--total-episodes", "1000000", "--episodes-per-update", "8", "--num-epochs", "1", "--num-workers", "3")
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", *words]
 
 
 def records(run: Path) -> list[dict[str, Any]]:
@@ -132,7 +129,7 @@ def test_torchrun_starts_them_too(run_dir: Path) -> None:
     assert main([*words, "--deterministic", "-q", "--run-dir", str(alone)]) == 0
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = subprocess.run(
-        command(*torchrun, "-m", "freerun", *words, "--deterministic", "--run-dir", str(run_dir)),
+        [sys.executable, "-m", *torchrun, "-m", "freerun", *words, "--deterministic", "--run-dir", str(run_dir)],
         capture_output=True,
         text=True,
         timeout=100,
@@ -195,14 +192,14 @@ def test_followers_are_closed_when_nobody_looks_at_them_any_more() -> None:
     assert not slow.used_twice_at_once
 
 
-def start(run_dir: Path, *words: str) -> subprocess.Popen[str]:
+def start(run_dir: Path, *words: str) -> preloaded_python.Process:
     words = ("train", "CartPole-v1", *LONG, "--num-learners", "3", "--run-dir", str(run_dir), *words)
-    return subprocess.Popen(
-        command("freerun", *words), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    return preloaded_python.Process(
+        ["-m", "freerun", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
     )
 
 
-def wait_for_updates(run_dir: Path, process: subprocess.Popen[str]) -> list[psutil.Process]:
+def wait_for_updates(run_dir: Path, process: preloaded_python.Process) -> list[psutil.Process]:
     """All processes of the run, once it has come to an update."""
     deadline = time.monotonic() + 80
     while not (run_dir / "metrics.jsonl").exists() or not (run_dir / "metrics.jsonl").stat().st_size:
@@ -212,11 +209,11 @@ def wait_for_updates(run_dir: Path, process: subprocess.Popen[str]) -> list[psut
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def end_of(process: subprocess.Popen[str], family: list[psutil.Process]) -> tuple[int, str, str]:
+def end_of(process: preloaded_python.Process, family: list[psutil.Process]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=60)
     _, left = psutil.wait_procs(family, timeout=10)
     assert not left
-    return process.returncode, out, err
+    return process.wait(), out, err
 
 
 def test_a_learner_that_is_killed_ends_the_run_with_a_word(run_dir: Path) -> None:
