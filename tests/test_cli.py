@@ -209,6 +209,7 @@ def test_help_of_train_shows_what_most_people_need(capsys: pytest.CaptureFixture
         assert f"{group} options" in text
 
 
+@pytest.mark.own_ray
 @pytest.mark.parametrize(
     ("env", "algo", "mode"),
     [("CartPole-v1", "ppo", "freerun"), ("Pendulum-v1", "mbpo", "ray"), ("freerun/NetworkDefence-v0", "ppo", "sync")],

@@ -27,6 +27,7 @@ WORKERS = {
 """How the modes are given two workers or environments, where --num-workers is not the way."""
 
 
+@pytest.mark.own_ray
 @pytest.mark.parametrize("mode", dict.fromkeys([*registry.MODES, *WORKERS]))
 def test_a_step_of_four_values_gives_one_sentence(mode: str, run_dir: Path) -> None:
     workers = WORKERS.get(mode, ("--num-workers", "2"))

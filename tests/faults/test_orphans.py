@@ -14,7 +14,7 @@ from leftovers import OutsideRun
 
 from freerun.settings import registry
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.own_ray]
 
 WITHIN_SECONDS = 5.0
 ENDLESS = ["--total-steps", "100000000", "--num-epochs", "1"]
