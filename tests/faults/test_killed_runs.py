@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import preloaded_python
+import psutil
 import pytest
 
 import freerun
@@ -27,11 +28,24 @@ LONG = ["CartPole-v1", "--total-steps", "100000000", "--steps-per-update", "256"
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("algo", "num_kills", "total_steps"), [("ppo", 2, 10_000), ("sac", 1, 2_500)])
 def test_killed_and_resumed_it_ends_where_it_would_have(
-    algo: str, num_kills: int, total_steps: int, tmp_path: Path
+    algo: str, num_kills: int, total_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from chaos_resume import chaos
+    import chaos_resume
 
-    assert chaos(algo, num_kills, total_steps, 1.0, seed=1, folder=tmp_path)["kills"] == num_kills
+    monkeypatch.setattr(chaos_resume, "freerun", RunWithLog)
+    found = chaos_resume.chaos(algo, num_kills, total_steps, 1.0, seed=1, folder=tmp_path)
+    assert found["kills"] == num_kills
+
+
+class RunWithLog(preloaded_python.Process):
+    """What `chaos_resume` starts and kills: as its own way of starting a run, but preloaded."""
+
+    def __init__(self, words: list[str], log: Path):
+        with log.open("ab") as file:
+            super().__init__(["-m", "freerun", "train", *words], stdout=file, stderr=file)
+
+    def children(self, recursive: bool) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive)
 
 
 def started(run_dir: Path, *words: str) -> preloaded_python.Process:
