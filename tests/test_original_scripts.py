@@ -56,7 +56,8 @@ def test_it_trains_and_says_so_in_the_familiar_words(script: str, tmp_path: Path
 @pytest.mark.timeout(300)
 def test_without_flags_it_has_the_defaults_of_the_original(run_dir: Path) -> None:
     """A run writes its settings once all of its workers have started; then it is told to end."""
-    with OutsideRun([], run_dir, [str(ROOT / "workflow_rl" / "executor_async_train_workflow_rl.py")]) as run:
+    script = [str(ROOT / "workflow_rl" / "executor_async_train_workflow_rl.py")]
+    with OutsideRun([], run_dir, script, is_preloaded=False) as run:
         deadline = time.monotonic() + 200
         while not (run_dir / "config.json").exists():
             assert run.process.poll() is None, run.text
