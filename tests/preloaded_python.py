@@ -51,6 +51,8 @@ READ_AT_IMPORT = ("CUDA_", "LANG", "LC_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "P
 """Variables with these beginnings count when the interpreter starts or a library is imported."""
 READ_LATER = ("PYTHONBREAKPOINT", "PYTHONPATH")
 """These count when `breakpoint` is called, and when a program gets its search path here."""
+ENVIRONMENT = dict(os.environ)
+"""What the starter is started with: as it is when pytest begins, whichever test needs the starter first."""
 
 
 # ---------------------------------------------------------------------------------------------- in a test
@@ -190,10 +192,9 @@ def run(
 
 def _check(environment: Mapping[str, str]) -> None:
     """The starter has read these variables already, so a program cannot have others."""
-    starters = _starter().environment
-    for name in environment.keys() | starters.keys():
+    for name in environment.keys() | ENVIRONMENT.keys():
         is_read = name.startswith(READ_AT_IMPORT) and name not in READ_LATER
-        if is_read and environment.get(name) != starters.get(name):
+        if is_read and environment.get(name) != ENVIRONMENT.get(name):
             raise ValueError(f"{name} is read when modules are imported: use subprocess for this program")
 
 
@@ -217,13 +218,11 @@ class _Starter:
     """The starter of this pytest process."""
 
     def __init__(self) -> None:
-        self.environment = dict(os.environ)
         self.socket, theirs = socket.socketpair()
         with theirs:
-            # It must not end with Ctrl-C before the programs that it has started.
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-            )
+            number = theirs.fileno()
+            command = [sys.executable, __file__, str(number)]
+            self.process = subprocess.Popen(command, env=ENVIRONMENT, pass_fds=[number])
 
     def stop(self) -> None:
         self.socket.close()
