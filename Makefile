@@ -20,8 +20,9 @@ train-mbpo: $(INSTALLED)
 	$(BIN)/freerun train --preset mbpo-drone --eval-every 4000 --run-dir $(RUN)
 	$(BIN)/freerun eval $(RUN) --episodes 10
 
+# Tests start some 250 Python processes, so bytecode is kept even where the environment says otherwise.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 # The web page in a real Chromium, which must be installed: apt-get install chromium.
 test-browser: $(INSTALLED)

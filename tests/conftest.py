@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded_python
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -29,17 +30,26 @@ processes.preload([*registry.WORKER_MODULES, "toy_envs"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests one process must run together (`--dist loadgroup`), and let the slowest ones start first.
+    """Say which tests one process must run together (`--dist loadgroup`), and let the longest ones start first.
 
     A file stays together, because its tests share fixtures; a slow test stands alone, so that no process is left with
     several of them at the end; all that needs the Ray of `ray_nodes` stays together, because it takes long to start.
     """
     for item in items:
-        if "ray_nodes" in getattr(item, "fixturenames", ()):
+        if _needs_ray(item):
             item.add_marker(pytest.mark.xdist_group("ray"))
         elif item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, not _needs_ray(item)))
+
+
+def _needs_ray(item: pytest.Item) -> bool:
+    """True if a test asks for the Ray of `ray_nodes`, or is given the mode of that name."""
+    if item.get_closest_marker("own_ray") is not None:
+        return False
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    is_given = any(isinstance(value, str) and value == "ray" for value in parameters)
+    return is_given or "ray_nodes" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,6 +58,13 @@ def _key_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_starter_is_left() -> Iterator[None]:
+    """The process that starts programs for tests ends with the session."""
+    yield
+    preloaded_python.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +103,7 @@ def ray_nodes() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _ray_where_it_is_needed(request: pytest.FixtureRequest) -> None:
-    callspec = getattr(request.node, "callspec", None)
-    if callspec is not None and any(isinstance(value, str) and value == "ray" for value in callspec.params.values()):
+    if _needs_ray(request.node):
         request.getfixturevalue("ray_nodes")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import pickle
-import traceback
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+
+import preloaded_python
 
 from freerun.core import LearnerGroup
 from freerun.transport.learner_place import LearnerPlace
@@ -18,28 +22,23 @@ SECONDS = 100.0
 
 
 def together(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work(peers, *arguments)` returns in each of so many processes."""
-    context = multiprocessing.get_context("spawn")
-    with listen("127.0.0.1") as server:
+    """What `work(peers, *arguments)` returns in each of so many processes, of which this one is the first."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # `work` may come from a test's own module
+    with listen("127.0.0.1") as server, tempfile.TemporaryDirectory() as folder:
         port = server.getsockname()[1]
-        connections, processes = [], []
-        for index in range(1, count):
-            here, there = context.Pipe(duplex=False)
-            place = LearnerPlace(index, count, "127.0.0.1", port, index, count)
-            process = context.Process(target=_join, args=(there, place, work, arguments), daemon=True)
-            process.start()
-            there.close()
-            connections.append(here)
-            processes.append(process)
+        mine, *others = (LearnerPlace(index, count, "127.0.0.1", port, index, count) for index in range(count))
+        processes = []
+        for place in others:
+            task, result = Path(folder) / f"task {place.index}", Path(folder) / f"result {place.index}"
+            task.write_bytes(pickle.dumps((place, work, arguments)))
+            words = ["-m", "learner_processes", str(task), str(result)]
+            processes.append((preloaded_python.Process(words, stderr=subprocess.PIPE, env=environment), result))
         with ThreadPoolExecutor(1) as thread:
-            place = LearnerPlace(0, count, "127.0.0.1", port, 0, count)
-            first = thread.submit(_worked, place, server, work, arguments)
-            found = [first.result(SECONDS)]
-        for connection, process in zip(connections, processes, strict=True):
-            assert connection.poll(SECONDS)
-            found.append(pickle.loads(connection.recv_bytes()))
-            process.join(SECONDS)
-            assert process.exitcode == 0, found[-1]
+            found = [thread.submit(_worked, mine, server, work, arguments).result(SECONDS)]
+        for process, result in processes:
+            _, error = process.communicate(timeout=SECONDS)
+            assert process.returncode == 0, error
+            found.append(pickle.loads(result.read_bytes()))
     return found
 
 
@@ -51,19 +50,19 @@ def _worked(place: LearnerPlace, server: Any, work: Callable[..., Any], argument
         peers.close()
 
 
-def _join(connection: Connection, place: LearnerPlace, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    try:
-        result = _worked(place, None, work, arguments)
-    except BaseException:
-        result = traceback.format_exc()
-        raise
-    finally:
-        connection.send_bytes(pickle.dumps(result))  # as it is: torch would have tensors fetched later
-
-
 def share(peers: LearnerGroup, things: list[Any]) -> list[Any]:
     """Every count-th, as episodes are shared out."""
     return things[peers.index :: peers.count]
+
+
+def main(task: str, result: str) -> None:
+    """Be one of the other learners."""
+    import torch
+
+    torch.set_num_threads(1)
+    place, work, arguments = pickle.loads(Path(task).read_bytes())
+    Path(result).write_bytes(pickle.dumps(_worked(place, None, work, arguments)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

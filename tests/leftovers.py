@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import preloaded_python
 import psutil
 
 NOT_OF_A_RUN = {"torchinductor_root"}
@@ -25,21 +26,37 @@ def environment() -> dict[str, str]:
 
 
 class OutsideRun:
-    """`freerun train` as a user would start it, watched from outside."""
+    """`freerun train` in a process of its own, watched from outside."""
 
-    def __init__(self, arguments: Sequence[str], run_dir: Path, command: Sequence[str] = ("-m", "freerun", "train")):
+    process: preloaded_python.Process | subprocess.Popen[bytes]
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        run_dir: Path,
+        command: Sequence[str] = ("-m", "freerun", "train"),
+        is_preloaded: bool = True,
+    ):
+        """Start it. Without `is_preloaded` that takes longer, and Python starts as for a user."""
         self.run_dir = run_dir
         self._temporary = tempfile.mkdtemp(prefix="watched-")
         self._shared: set[Path] = set()  # memory with a name that its processes have used
         self._family: dict[int, psutil.Process] = {}
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the object
-        self.process = subprocess.Popen(
-            [sys.executable, *command, *arguments, "--run-dir", str(run_dir)],
-            env={**environment(), "TMPDIR": self._temporary},
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        words = [*command, *arguments, "--run-dir", str(run_dir)]
+        variables = {**environment(), "TMPDIR": self._temporary}
+        if is_preloaded:
+            self.process = preloaded_python.Process(
+                words, env=variables, stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, *words],
+                env=variables,
+                stdout=self.output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def __enter__(self) -> OutsideRun:
         return self

@@ -6,10 +6,10 @@ import functools
 import logging
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded_python
 import pytest
 from mistaken_envs import Pixels
 from toy_envs import OneBit
@@ -26,8 +26,8 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_pixels_in_an_mlp_are_told_in_one_line_of_log_and_terminal(run_dir: Path) -> None:
     words = ["train", "mistaken_envs:Pixels", "--total-steps", "20", "--mode", "sequential", "--run-dir", str(run_dir)]
-    command = [sys.executable, "-m", "freerun", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    done = preloaded_python.run("-m", "freerun", *words, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr
     shown = [line for line in done.stderr.splitlines() if "uint8 images of shape (3, 8, 8)" in line]
     (logged,) = [line for line in (run_dir / "log.txt").read_text().splitlines() if "uint8 images" in line]
     assert len(shown) == 1
@@ -85,11 +85,7 @@ if __name__ == "__main__":
 
 def run_python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=100
-    )
+    return preloaded_python.run(*words, cwd=folder, env={**os.environ, "PYTHONPATH": path})
 
 
 def test_an_environment_of_the_script_is_told_at_the_start_and_can_be_used_within_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import preloaded_python
 import psutil
 import pytest
 from leftovers import environment
@@ -24,9 +25,7 @@ QUICK = ["--total-episodes", "4", "--episodes-per-update", "2", "-q"]
 
 def freerun(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """The real command, in a process of its own."""
-    command = [sys.executable, "-m", "freerun", *words]
-    wide = {**environment(), "COLUMNS": "160"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=wide, check=False)
+    return preloaded_python.run("-m", "freerun", *words, timeout=timeout, env={**environment(), "COLUMNS": "160"})
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -210,6 +209,7 @@ def test_help_of_train_shows_what_most_people_need(capsys: pytest.CaptureFixture
         assert f"{group} options" in text
 
 
+@pytest.mark.own_ray
 @pytest.mark.parametrize(
     ("env", "algo", "mode"),
     [("CartPole-v1", "ppo", "freerun"), ("Pendulum-v1", "mbpo", "ray"), ("freerun/NetworkDefence-v0", "ppo", "sync")],
@@ -288,21 +288,17 @@ def test_ctrl_c_keeps_what_was_learned_and_leaves_no_process(mode: str, run_dir:
         words += ["--steps-per-update", "128", "--num-envs", "8"]
     else:
         words += ["--episodes-per-update", "4", *(["--num-workers", "4"] if mode != "sequential" else [])]
-    process = psutil.Popen(
-        [sys.executable, "-m", "freerun", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+    process = preloaded_python.Process(
+        ["-m", "freerun", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
     try:
         metrics = run_dir / "metrics.jsonl"
         deadline = time.monotonic() + 60
         while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
             assert time.monotonic() < deadline, "no update within a minute"
-            assert process.poll() is None, process.stdout.read()
+            assert process.poll() is None, process.communicate()
             time.sleep(0.05)
-        family = process.children(recursive=True)
+        family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
         output, _ = process.communicate(timeout=30)
         assert process.returncode == 130, output
@@ -321,14 +317,13 @@ def test_ctrl_c_keeps_what_was_learned_and_leaves_no_process(mode: str, run_dir:
 
 def test_workers_do_not_outlive_a_learner_that_is_killed(run_dir: Path) -> None:
     words = ["train", "freerun/Straggler-v0", "--num-workers", "3", "--run-dir", str(run_dir)]
-    process = psutil.Popen(
-        [sys.executable, "-m", "freerun", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = preloaded_python.Process(["-m", "freerun", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    learner = psutil.Process(process.pid)
     deadline = time.monotonic() + 60
-    while len(process.children(recursive=True)) < 5:  # fork server, resource tracker, three workers
+    while len(learner.children(recursive=True)) < 5:  # fork server, resource tracker, three workers
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    family = process.children(recursive=True)
+    family = learner.children(recursive=True)
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(family, timeout=5)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
+import preloaded_python
 import pytest
 
 from freerun.settings import registry
 
 
 def train(env: str, run_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "freerun", "train", env, "-q", "--total-steps", "100", "--run-dir", str(run_dir)]
-    here = Path(__file__).parent
-    return subprocess.run([*command, *words], capture_output=True, text=True, check=False, cwd=here, timeout=120)
+    command = ["-m", "freerun", "train", env, "-q", "--total-steps", "100", "--run-dir", str(run_dir)]
+    return preloaded_python.run(*command, *words, cwd=Path(__file__).parent)
 
 
 TWO_COLLECTORS = ("--num-collectors", "2", "--num-envs", "2")
@@ -28,6 +27,7 @@ WORKERS = {
 """How the modes are given two workers or environments, where --num-workers is not the way."""
 
 
+@pytest.mark.own_ray
 @pytest.mark.parametrize("mode", dict.fromkeys([*registry.MODES, *WORKERS]))
 def test_a_step_of_four_values_gives_one_sentence(mode: str, run_dir: Path) -> None:
     workers = WORKERS.get(mode, ("--num-workers", "2"))

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import preloaded_python
 import pytest
 from leftovers import OutsideRun
 
@@ -28,17 +29,20 @@ SCRIPTS = {
 }
 
 
-def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHON": sys.executable}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
+def finished(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    if script.endswith(".py"):
+        run = preloaded_python.run(str(ROOT / script), *words)
+    else:
+        environment = {**os.environ, "PYTHON": sys.executable}
+        command = [str(ROOT / script), *words]
+        run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
     return run
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_trains_and_says_so_in_the_familiar_words(script: str, tmp_path: Path) -> None:
-    command = [str(ROOT / script)] if script.endswith(".sh") else [sys.executable, str(ROOT / script)]
-    run = finished([*command, *FEW, SCRIPTS[script], "2", "--run-dir", str(tmp_path / "run")])
+    run = finished(script, *FEW, SCRIPTS[script], "2", "--run-dir", str(tmp_path / "run"))
     is_synchronous = "parallel" in script
     assert f"Collecting 4 episodes{'' if is_synchronous else ' asynchronously'}..." in run.stdout.splitlines()
     assert ("asynchronously" in run.stdout) != is_synchronous
@@ -52,7 +56,8 @@ def test_it_trains_and_says_so_in_the_familiar_words(script: str, tmp_path: Path
 @pytest.mark.timeout(300)
 def test_without_flags_it_has_the_defaults_of_the_original(run_dir: Path) -> None:
     """A run writes its settings once all of its workers have started; then it is told to end."""
-    with OutsideRun([], run_dir, [str(ROOT / "workflow_rl" / "executor_async_train_workflow_rl.py")]) as run:
+    script = [str(ROOT / "workflow_rl" / "executor_async_train_workflow_rl.py")]
+    with OutsideRun([], run_dir, script, is_preloaded=False) as run:
         deadline = time.monotonic() + 200
         while not (run_dir / "config.json").exists():
             assert run.process.poll() is None, run.text
@@ -103,7 +108,7 @@ def test_mbpo_on_the_drone_with_all_the_flags_of_the_original(script: str, tmp_p
     mode = ISAAC_SCRIPTS[script]
     words = ["--task", "Isaac-Exploration-Rough-Drone-v0", "--num_envs", "8", "--max_queue_size", "4", "--headless"]
     words += ["--device", "cpu", *FLAGS[mode], *SMALL_MBPO, "--run_dir", str(tmp_path / "run")]
-    run = finished([str(ROOT / script), *words])
+    run = finished(script, *words)
     assert "simulated by freerun/RoughDrone-v0" in run.stderr
     ignored = {"continuous": ["--num_steps_per_env"], "batch": ["--num_collectors", "--collection_batch_size"]}[mode]
     assert [line.partition(" ")[0] for line in run.stderr.splitlines() if " is ignored: " in line] == ignored

@@ -344,14 +344,22 @@ def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(400)
 def test_it_balances_a_pole_within_2500_steps(tmp_path: Path) -> None:
-    result = freerun.train(
+    """It usually does after 2000 steps, and the last 500 would take ten seconds."""
+    run_dir = tmp_path / "run"
+    freerun.train(
         "InvertedPendulum-v5",
         preset=["mbpo-inverted-pendulum", "mbpo-small"],
         mode="sequential",
-        total_steps=2500,
+        total_steps=2000,
         eval_every=500,
         quiet=True,
-        run_dir=tmp_path / "run",
+        run_dir=run_dir,
     )
-    lines = (result.run_dir / "metrics.jsonl").read_text().splitlines()
-    assert max(json.loads(line).get("eval_return", 0) for line in lines) == 1000
+    if best_evaluation(run_dir) < 1000:
+        freerun.resume(run_dir, total_steps=2500)
+    assert best_evaluation(run_dir) == 1000
+
+
+def best_evaluation(run_dir: Path) -> float:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return max(float(json.loads(line).get("eval_return", 0)) for line in lines)

@@ -81,11 +81,11 @@ def test_a_resumed_run_ends_at_the_weights_of_one_that_was_not_interrupted(
 def test_replay_buffers_and_models_go_on_too(algo: str, tmp_path: Path) -> None:
     settings = {"algo": algo, "deterministic": True, "quiet": True, "seed": 3, "max_episode_steps": 100}
     settings |= OFF_POLICY[algo]
-    whole = freerun.train("Pendulum-v1", **settings, mode="sequential", total_steps=1200, run_dir=tmp_path / "whole")
+    whole = freerun.train("Pendulum-v1", **settings, mode="sequential", total_steps=900, run_dir=tmp_path / "whole")
     run_dir = tmp_path / "run"
-    freerun.train("Pendulum-v1", **settings, mode="pipes", num_workers=2, total_steps=400, run_dir=run_dir)
-    freerun.resume(run_dir, total_steps=800, checkpoint_every="200")
-    last = freerun.resume(run_dir, total_steps=1200, mode="sequential")
+    freerun.train("Pendulum-v1", **settings, mode="pipes", num_workers=2, total_steps=300, run_dir=run_dir)
+    freerun.resume(run_dir, total_steps=600, checkpoint_every="200")
+    last = freerun.resume(run_dir, total_steps=900, mode="sequential")
     np.testing.assert_array_equal(last.policy.weights, whole.policy.weights)
     ours, theirs = (lines(path, "metrics.jsonl") for path in (run_dir, tmp_path / "whole"))
     assert [line["critic_loss"] for line in ours] == [line["critic_loss"] for line in theirs]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import preloaded_python
 import pytest
 
 import freerun
@@ -64,7 +63,7 @@ def test_a_missing_package_is_told_in_one_sentence(name: str, run_dir: Path) -> 
     hide = f"import sys; sys.modules['{package.module}'] = None"
     words = ["train", "CartPole-v1", "--track", name, "--run-dir", str(run_dir)]
     command = f"{hide}; from freerun.tools.cli.main import main; main({words})"
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    done = preloaded_python.run("-c", command)
     assert f"--track {name} needs" in done.stderr.splitlines()[-1]
     assert f"pip install 'freerun[{name}]'" in done.stderr.splitlines()[-1]
     assert not run_dir.exists()

@@ -12,7 +12,7 @@ import pytest
 from leftovers import OutsideRun
 from sealed_env import ask_for_victim
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.own_ray]
 
 NUM_KILLS = {"sync": 9, "pipes": 9, "executor": 9, "freerun": 9, "continuous": 9, "batch": 9, "ray": 9}
 """Enough for one of two workers to be killed nine times before anybody finishes an episode; `batch` has one process."""

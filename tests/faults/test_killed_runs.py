@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import preloaded_python
 import psutil
 import pytest
 
@@ -27,24 +28,37 @@ LONG = ["CartPole-v1", "--total-steps", "100000000", "--steps-per-update", "256"
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("algo", "num_kills", "total_steps"), [("ppo", 2, 10_000), ("sac", 1, 2_500)])
 def test_killed_and_resumed_it_ends_where_it_would_have(
-    algo: str, num_kills: int, total_steps: int, tmp_path: Path
+    algo: str, num_kills: int, total_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from chaos_resume import chaos
+    import chaos_resume
 
-    assert chaos(algo, num_kills, total_steps, 1.0, seed=1, folder=tmp_path)["kills"] == num_kills
-
-
-def started(run_dir: Path, *words: str, **more: Any) -> psutil.Popen:
-    command = [sys.executable, "-m", "freerun", "train", *LONG, "--run-dir", str(run_dir), *words]
-    return psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+    monkeypatch.setattr(chaos_resume, "freerun", RunWithLog)
+    found = chaos_resume.chaos(algo, num_kills, total_steps, 1.0, seed=1, folder=tmp_path)
+    assert found["kills"] == num_kills
 
 
-def wait_for_updates(run_dir: Path, process: psutil.Popen, num: int) -> None:
+class RunWithLog(preloaded_python.Process):
+    """What `chaos_resume` starts and kills: as its own way of starting a run, but preloaded."""
+
+    def __init__(self, words: list[str], log: Path):
+        with log.open("ab") as file:
+            super().__init__(["-m", "freerun", "train", *words], stdout=file, stderr=file)
+
+    def children(self, recursive: bool) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive)
+
+
+def started(run_dir: Path, *words: str) -> preloaded_python.Process:
+    command = ["-m", "freerun", "train", *LONG, "--run-dir", str(run_dir), *words]
+    return preloaded_python.Process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def wait_for_updates(run_dir: Path, process: preloaded_python.Process, num: int) -> None:
     metrics = run_dir / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") >= num):
         assert time.monotonic() < deadline, "no update within a minute"
-        assert process.poll() is None, process.stdout.read()
+        assert process.poll() is None, process.communicate()
         time.sleep(0.02)
 
 

@@ -14,7 +14,7 @@ from leftovers import OutsideRun
 
 from freerun.settings import registry
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.own_ray]
 
 WITHIN_SECONDS = 5.0
 ENDLESS = ["--total-steps", "100000000", "--num-epochs", "1"]
@@ -37,9 +37,12 @@ def options(mode: str) -> list[str]:
     return ["--episodes-per-update", "8", *([] if mode == "sequential" else ["--num-workers", "2"])]
 
 
-def start(mode: str, run_dir: Path, how: str = "never", limit: list[str] = ENDLESS) -> OutsideRun:
+def start(
+    mode: str, run_dir: Path, how: str = "never", limit: list[str] = ENDLESS, is_preloaded: bool = True
+) -> OutsideRun:
     env_args = ["--env-args", "path", f"{run_dir}-mark", "how", how, "step_seconds", "0.001"]
-    return OutsideRun(["toy_envs:FailsOnce", *env_args, "--mode", mode, *options(mode), *limit], run_dir)
+    words = ["toy_envs:FailsOnce", *env_args, "--mode", mode, *options(mode), *limit]
+    return OutsideRun(words, run_dir, is_preloaded=is_preloaded)
 
 
 @pytest.mark.parametrize("mode", registry.MODES)
@@ -66,7 +69,8 @@ def wait_for_file(run: OutsideRun, path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "executor", "freerun", "ray"])
 def test_a_kill_of_the_whole_group_too(mode: str, run_dir: Path) -> None:
-    with start(mode, run_dir) as run:
+    """Here, and at the end of this file, Python starts as for a user, with whatever it starts along with itself."""
+    with start(mode, run_dir, is_preloaded=False) as run:
         run.wait_for_updates(2)
         run.family()
         os.killpg(run.process.pid, signal.SIGKILL)
@@ -110,7 +114,8 @@ def test_signals_end_a_run_and_keep_what_was_learned(mode: str, end: str, run_di
 
 @pytest.mark.parametrize(("mode", "how"), [("freerun", "never"), ("freerun", "raise-always"), ("ray", "raise-always")])
 def test_success_and_failure_leave_nothing(mode: str, how: str, run_dir: Path) -> None:
-    with start(mode, run_dir, how, ["--total-episodes", "16", "--num-epochs", "1"]) as run:
+    limit = ["--total-episodes", "16", "--num-epochs", "1"]
+    with start(mode, run_dir, how, limit, is_preloaded=False) as run:
         assert run.process.wait(90) == (0 if how == "never" else 1), run.text
         assert ("ZeroDivisionError" in run.text) == (how != "never")
         assert not run.left_after(WITHIN_SECONDS)

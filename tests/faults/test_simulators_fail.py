@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import preloaded_python
 import pytest
 import torch
 
@@ -69,8 +68,7 @@ def test_a_simulator_that_is_stuck_outside_of_python_ends_the_run_too(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
     script = f"from freerun.collecting.tensors import simulator_watch\nsimulator_watch.GRACE_SECONDS = -4.0\n{STUCK}"
-    words = [sys.executable, "-c", script.format(mode=mode, run_dir=str(run_dir))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = preloaded_python.run("-c", script.format(mode=mode, run_dir=str(run_dir)))
     assert done.returncode == 1, done.stderr
     assert "c.pthread_mutex_lock(mutex)" in done.stderr
     summary = json.loads((run_dir / "summary.json").read_text())

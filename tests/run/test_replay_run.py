@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import preloaded_python
 import pytest
 
 import freerun
@@ -82,10 +81,10 @@ def test_a_difference_is_found_and_named(run_dir: Path, capsys: pytest.CaptureFi
 
 def test_it_stops_in_a_debugger_before_an_update(run_dir: Path) -> None:
     freerun.train("CartPole-v1", mode="freerun", max_lag=1, run_dir=run_dir, **SETTINGS)
-    command = [sys.executable, "-m", "freerun", "replay", str(run_dir), "--until-update", "4"]
+    command = ["-m", "freerun", "replay", str(run_dir), "--until-update", "4"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}  # Ray sets it
     words = "p version + 1\nstep\nstep\nwhere\ncontinue\n"
-    done = subprocess.run(command, input=words, capture_output=True, text=True, check=False, env=environment)
+    done = preloaded_python.run(*command, input=words, env=environment)
     assert done.returncode == 0, done.stderr
     assert "Stopped before update 4" in done.stdout
     assert "(Pdb) 4" in done.stdout
@@ -96,9 +95,9 @@ def test_it_stops_in_a_debugger_before_an_update(run_dir: Path) -> None:
 @pytest.mark.parametrize("words", ["q\n", ""])
 def test_quitting_the_debugger_ends_quietly(words: str, run_dir: Path) -> None:
     freerun.train("CartPole-v1", mode="sequential", run_dir=run_dir, **{**SETTINGS, "num_workers": 1})
-    command = [sys.executable, "-m", "freerun", "replay", str(run_dir), "--until-update", "2"]
+    command = ["-m", "freerun", "replay", str(run_dir), "--until-update", "2"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
-    done = subprocess.run(command, input=words, capture_output=True, text=True, check=False, env=environment)
+    done = preloaded_python.run(*command, input=words, env=environment)
     assert done.returncode == 0
     assert done.stderr == ""
     assert "The debugger was quit" in done.stdout
