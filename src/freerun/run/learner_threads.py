@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -19,7 +18,7 @@ class LearnerThreads:
         self,
         machine_load: Callable[[int], Metrics],
         set_threads: Callable[[int], None],
-        num_cores: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cores: int,
         clocks: Callable[[], tuple[float, float]] = lambda: (time.perf_counter(), time.process_time()),
     ):
         """`machine_load` returns the load by the name of its metric; `clocks` are wall and processor seconds."""

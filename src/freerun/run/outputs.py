@@ -36,6 +36,7 @@ from freerun.telemetry.timeline import RecordedTimeline
 from freerun.telemetry.timeline_recorder import TimelineRecorder
 from freerun.telemetry.tracking import TrackedRun
 from freerun.telemetry.update_record import MetricsFile
+from freerun.transport.processes import usable_cores
 from freerun.transport.signals import GRACE_SECONDS, interrupt, interruptible
 
 logger = logging.getLogger("freerun")
@@ -120,7 +121,7 @@ class RunOutputs:
             self.sinks.append(adapter)
             self.gauges.append(adapter)
         if config.learner_threads == "auto" and not config.deterministic:
-            self.sinks.append(LearnerThreads(machine.read, set_learner_threads))
+            self.sinks.append(LearnerThreads(machine.read, set_learner_threads, len(usable_cores())))
         own_sinks = [sink for sink in self.sinks if sink not in display]
         closing = [part.close for part in self._lines.values()] + [part.close for part in own_sinks]
         for close in (*closing, *(gauge.close for gauge in self.gauges)):

@@ -104,7 +104,7 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     """What to do about NaN and infinity: stop the run, or save the episode in bad/ and continue without it (if not
     given: continue in the modes continuous and batch, stop in the others)."""
     device: Common[str] = "cpu"
-    """Where the learner computes: cpu, cuda, cuda:1, … or auto."""
+    """Where the learner computes: cpu, cuda, cuda:1, … or auto, which tries both for a second and takes the faster."""
     learner_threads: int | Literal["auto"] = 1
     """Threads of the learner, or auto: as many as there are cores that the workers leave idle, counted anew every
     second. With --deterministic auto means 1."""

@@ -20,6 +20,7 @@ from freerun.settings.own_classes import name_own
 from freerun.settings.presets import settings_of
 from freerun.settings.registry import make_config
 from freerun.tools.probe import auto_mode
+from freerun.tools.probe.device_choice import choose_device
 
 logger = logging.getLogger("freerun")
 
@@ -42,8 +43,10 @@ def train(
     names = [preset] if isinstance(preset, str) else preset
     options = {**settings_of(names), "env": env, **_named(settings)}
     if auto_mode.is_open(options):
-        return run(auto_mode.settle(options, lambda mode: make_config(auto_mode.in_mode(options, mode)), given=options))
-    return run(make_config(options))
+        config = auto_mode.settle(options, lambda mode: make_config(auto_mode.in_mode(options, mode)), given=options)
+    else:
+        config = make_config(options)
+    return run(choose_device(config))
 
 
 def _made_already(env: Any) -> str:

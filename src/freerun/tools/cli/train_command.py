@@ -22,6 +22,7 @@ def train(words: list[str]) -> int:
     from freerun.run import resume
     from freerun.tools.cli.train_flags import Flags
     from freerun.tools.probe import auto_mode
+    from freerun.tools.probe.device_choice import choose_device
     from freerun.transport import learner_place
 
     # When Python exits, it searches all objects for garbage. With torch loaded this takes seconds on a busy machine,
@@ -34,6 +35,8 @@ def train(words: list[str]) -> int:
             signal.signal(number, signal.SIG_IGN)
     flags = Flags.read(words, task)
     config = auto_mode.settle(flags.options, flags.config, flags.given) if flags.is_open else flags.config()
+    if flags.resumed is None:
+        config = choose_device(config)
     # A folder that is resumed without a checkpoint of its own is that of a series.
     if len(config.env_settings.series()) > 1 or (flags.resumes and flags.resumed is None):
         return _train_series(config)

@@ -80,7 +80,7 @@ def measure(search: Search, say: Callable[[str], None]) -> Measurement:
         say("building the environment")
         construct_seconds, spec, time_limit = trial.answer("building the environment", BUILD_SECONDS)
         # The policy needs the spaces alone, so that a second environment need not be built here.
-        algorithm = make_algorithm(config, _stand_in(spec, DEFAULT_EPISODE_STEPS))
+        algorithm = make_algorithm(config, stand_in_for(spec, DEFAULT_EPISODE_STEPS))
         policy, update_steps = algorithm.policy, algorithm.demand().steps
         say("playing with it")
         trial.ask("play", policy, PLAY_SECONDS)
@@ -121,7 +121,7 @@ def measure(search: Search, say: Callable[[str], None]) -> Measurement:
     )
     # Its episodes must end within the short measurements below.
     length = min(round(environment.mean_length or DEFAULT_EPISODE_STEPS), 2000)
-    stand_in = _stand_in(spec, length)
+    stand_in = stand_in_for(spec, length)
     say("learning")
     available_megabytes = psutil.virtual_memory().available / 1e6
     limits = MachineLimits(environment, num_cores(), available_megabytes, update_steps)
@@ -156,7 +156,7 @@ def _sample(values: list[float]) -> tuple[float, ...]:
     return (*(values[row] for row in rows[:-1]), max(values))
 
 
-def _stand_in(spec: EnvSpec, episode_steps: int) -> GymnasiumFactory:
+def stand_in_for(spec: EnvSpec, episode_steps: int) -> GymnasiumFactory:
     """An environment of noise with the same spaces, whose steps cost nothing."""
     spaces = {"observation_space": spec.observation_space, "action_space": spec.action_space}
     return GymnasiumFactory(NoiseEnv, {**spaces, "episode_steps": episode_steps})
