@@ -125,3 +125,16 @@ def test_switches_that_may_be_left_open_are_switched_like_others() -> None:
     assert words == ["--seed", "3", "--normalize-obs", "True", "--normalize-reward", "False", "--watch"]
     explicit = ["--normalize-obs", "False", "--normalize-reward", "None"]
     assert spell_out_switches(explicit) == explicit
+
+
+def test_thousands_of_tensors_do_not_each_pay_for_a_gradient_step() -> None:
+    """64 gradient steps per step of 4,096 environments are 1/64 per step; MBPO's other work is less by as much."""
+    drones = {"env": "freerun/RoughDrone-v0", "mode": "batch", "num_workers": None}
+    few = completed(**drones, algo="sac", num_envs=64).algorithm
+    assert (few.updates_per_step, few.batch_size) == (1.0, 256)
+    many = completed(**drones, algo="sac", num_envs=4096).algorithm
+    assert (many.updates_per_step, many.batch_size) == (1 / 64, 8192)
+    model = completed(**drones, algo="mbpo", num_envs=640).algorithm
+    assert (model.updates_per_step, model.model_updates_per_step, model.rollouts_per_step) == (2.0, 1.0, 40.0)
+    assert model.batch_size == 1280
+    assert completed(algo="sac", env="Pendulum-v1", num_workers=128).algorithm.updates_per_step == 1.0

@@ -22,6 +22,7 @@ from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
 from freerun.algorithms.sac.off_policy import OffPolicy, UpdateBudget, learner_note
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
+from freerun.algorithms.sac.sac_config import scaled_defaults
 from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics, UserError
 from freerun.cuda_graphs import GraphedStep
 
@@ -43,6 +44,7 @@ class MBPO(OffPolicy):
         # With many updates per step the learner takes most of the time: a longer queue would only make data older.
         default_max_lag=1,
         counts_steps=True,
+        scaled_defaults=scaled_defaults,
         has_stages=True,
         rates_segments=True,
         has_acceleration=True,
@@ -76,11 +78,11 @@ class MBPO(OffPolicy):
         self.model_buffer = ReplayBuffer(
             capacity, *self._sizes, ReplayConfig(), seed + 1, self.device, self._acceleration
         )
-        self._num_real_rows = round(config.real_share * config.batch_size)
+        self._num_real_rows = round(config.real_share * config.rows_per_batch)
         generators = (self.agent.generator, self.real_buffer.generator, self.model_buffer.generator)
         self.take_gradient_steps = GraphedStep(self._gradient_step, self.device, generators, self._acceleration)
         # Counted in batches of rollouts, which is how many step together.
-        self._rollout_budget = UpdateBudget(config.rollouts_per_step / self.rollouts.num_rows)
+        self._rollout_budget = UpdateBudget(config.work_per_step("rollouts_per_step") / self.rollouts.num_rows)
         self._num_real_steps = self._num_steps_at_training = 0
         self._last_training: EnsembleTraining | None = None
         self._num_rollbacks = 0
@@ -101,12 +103,12 @@ class MBPO(OffPolicy):
         Rounded down: a larger batch would not be due at the first update, which would have no model step to learn from.
         """
         config = self.config
-        due = min(config.num_steps_per_update, config.model_steps_kept) * config.rollouts_per_step
+        due = min(config.num_steps_per_update, config.model_steps_kept) * config.work_per_step("rollouts_per_step")
         return max(1, int(due / config.num_elites)) * config.num_elites
 
     def _num_unexpired(self, length: int) -> int:
         """How many model steps the agent learns from while rollouts have this length; at least one batch of them."""
-        num_steps = int(self.config.rollouts_per_step * self.config.model_steps_kept * length)
+        num_steps = int(self.config.work_per_step("rollouts_per_step") * self.config.model_steps_kept * length)
         return max(self.rollouts.num_rows * length, num_steps)
 
     @property
@@ -158,7 +160,7 @@ class MBPO(OffPolicy):
 
     def _prepare_training(self) -> None:
         num_new = min(self._num_real_steps - self._num_steps_at_training, self.real_buffer.size)
-        self._max_model_updates = max(1, int(self.config.model_updates_per_step * num_new))
+        self._max_model_updates = max(1, int(self.config.work_per_step("model_updates_per_step") * num_new))
         self._num_steps_at_training = self._num_real_steps
         self.dynamics.prepare(self.real_buffer.newest(self.real_buffer.size))
 
@@ -207,14 +209,14 @@ class MBPO(OffPolicy):
 
     def _train_agent(self) -> None:
         """The gradient steps that are due. While there is no model step to learn from, they stay due."""
-        if self.model_buffer.size or self._num_real_rows == self.config.batch_size:
+        if self.model_buffer.size or self._num_real_rows == self.config.rows_per_batch:
             self.take_gradient_steps(self._agent_budget.take())
 
     def _gradient_step(self) -> None:
         """One step of the agent on a batch of real and model steps."""
         num_real = self._num_real_rows
         real = self.real_buffer.sample(num_real)
-        imagined = self.model_buffer.sample(self.config.batch_size - num_real)
+        imagined = self.model_buffer.sample(self.config.rows_per_batch - num_real)
         steps = StepBatch(*(torch.cat(parts) for parts in zip(real.steps, imagined.steps, strict=True)))
         weight = torch.cat([real.weight, imagined.weight])
         td_error = self.agent.learn(ReplaySample(steps, weight, real.rows))

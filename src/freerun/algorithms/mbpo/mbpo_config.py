@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from freerun.algorithms.mbpo.terminations import LEARNED, find
 from freerun.algorithms.sac.sac_config import SACConfig
@@ -31,8 +32,9 @@ class DynamicsConfig(SACConfig):
     """Adam's step size for the model."""
     model_batch_size: int = 256
     """Steps in a gradient step of each network of the model."""
-    model_updates_per_step: float = 10.0
-    """Gradient steps of the model per environment step, at most: a training ends early once it no longer helps."""
+    model_updates_per_step: float | None = None
+    """Gradient steps of the model per environment step, at most: a training ends early once it no longer helps (if not
+    given: 10, and less for more than 64 environments that are tensors)."""
     steps_per_model_training: int = 250
     """Environment steps from one training of the model to the next."""
     termination: str = LEARNED
@@ -50,7 +52,7 @@ class DynamicsConfig(SACConfig):
                 f"the model needs {MIN_STEPS} steps for its first training, of which it holds one out: raise "
                 f"--learning-starts (or --steps-per-update) and --buffer-size to at least {MIN_STEPS}"
             )
-        if self.model_learning_rate <= 0 or self.model_updates_per_step <= 0:
+        if self.model_learning_rate <= 0 or (self.model_updates_per_step or 1) <= 0:
             raise UserError("--model-learning-rate and --model-updates-per-step must be above 0")
         find(self.termination)
 
@@ -59,10 +61,17 @@ class DynamicsConfig(SACConfig):
 class MBPOConfig(DynamicsConfig):
     """MBPO: what it learns from and how."""
 
-    updates_per_step: Common[float] = 20.0
-    """Gradient steps of the agent per environment step, in every mode."""
-    rollouts_per_step: float = 400.0
-    """Model rollouts per environment step, each from a real observation."""
+    defaults_per_step: ClassVar[Mapping[str, float]] = {
+        "updates_per_step": 20.0,
+        "model_updates_per_step": 10.0,
+        "rollouts_per_step": 400.0,
+    }
+    updates_per_step: Common[float | None] = None
+    """Gradient steps of the agent per environment step, in every mode (if not given: 20, and less for more than 64
+    environments that are tensors)."""
+    rollouts_per_step: float | None = None
+    """Model rollouts per environment step, each from a real observation (if not given: 400, and less for more than 64
+    environments that are tensors)."""
     rollout_length: Common[int] = 1
     """Steps of a model rollout, at first."""
     rollout_length_end: int | None = None
@@ -79,7 +88,7 @@ class MBPOConfig(DynamicsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rollouts_per_step <= 0 or self.rollout_length < 1 or self.model_steps_kept < 1:
+        if (self.rollouts_per_step or 1) <= 0 or self.rollout_length < 1 or self.model_steps_kept < 1:
             raise UserError("--rollouts-per-step must be above 0, --rollout-length and --model-steps-kept at least 1")
         if self.rollout_length_end is not None and self.rollout_length_end < self.rollout_length:
             raise UserError("--rollout-length-end must be no less than --rollout-length")

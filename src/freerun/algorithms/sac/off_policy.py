@@ -70,7 +70,7 @@ class OffPolicy:
     ):
         self.config = config
         self._learner_group = learner_group or SingleLearner()
-        self._require_shares(config.batch_size, "--batch-size")
+        self._require_shares(config.rows_per_batch, "--batch-size")
         self.device = torch.device(device)
         self._acceleration = resolve_acceleration(config.acceleration, self.device)
         self.spec = ActorSpec.squashed(env, config.hidden_sizes, config.activation)
@@ -83,7 +83,7 @@ class OffPolicy:
         self.real_buffer = ReplayBuffer(config.buffer_size, *self._sizes, config, seed, self.device, self._acceleration)
         low, high = (torch.tensor(limits, device=self.device) for limits in (self.spec.low, self.spec.high))
         self._centre, self._half_range = (high + low) / 2, (high - low) / 2
-        self._agent_budget = UpdateBudget(config.updates_per_step)
+        self._agent_budget = UpdateBudget(config.work_per_step("updates_per_step"))
         self._num_new_steps = 0  # since the last update
         self._last_report = (time.perf_counter(), 0)
         self.agent.export(self.policy)
@@ -96,7 +96,7 @@ class OffPolicy:
 
     def reconfigure(self, config: SACConfig) -> None:
         self.config = config
-        self._agent_budget.per_step = config.updates_per_step
+        self._agent_budget.per_step = config.work_per_step("updates_per_step")
 
     # ------------------------------------------------------------------------------------------ collecting
 

@@ -7,7 +7,7 @@ import functools
 from gymnasium import spaces
 
 from freerun.algorithms.sac.off_policy import OffPolicy, learner_note
-from freerun.algorithms.sac.sac_config import SACConfig
+from freerun.algorithms.sac.sac_config import SACConfig, scaled_defaults
 from freerun.core import AlgorithmTraits, Metrics
 from freerun.cuda_graphs import GraphedStep
 
@@ -19,6 +19,7 @@ class SAC(OffPolicy):
         action_spaces=(spaces.Box,),
         default_max_lag=None,
         counts_steps=True,
+        scaled_defaults=scaled_defaults,
         rates_segments=True,
         has_acceleration=True,
         minibatch_setting="batch_size",
@@ -44,6 +45,6 @@ class SAC(OffPolicy):
         return self._base_metrics()
 
     def _gradient_step(self) -> None:
-        sample = self.real_buffer.sample(self.config.batch_size)
+        sample = self.real_buffer.sample(self.config.rows_per_batch)
         td_error = self.agent.learn(sample)
         self.real_buffer.update_priorities(sample.rows, td_error)
