@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from freerun.adapters.isaac_launch import is_isaac_task, resolve
-from freerun.core import AlgorithmTraits, HandedOver, RunScale, UserError
+from freerun.core import AlgorithmTraits, RunScale, UserError
 from freerun.settings.config import DEFAULT_TOTAL_STEPS, AdaptConfig, AnyConfig
 from freerun.settings.factories import episodes_per_update, is_tensors
 from freerun.settings.registry import MODES, find_algorithm, find_mode
@@ -72,7 +72,8 @@ def complete(config: AnyConfig) -> AnyConfig:
     if config.on_nan is None:
         changes["on_nan"] = "stop" if mode.whole_episodes else "continue"
     changes["algorithm"] = _suited(config, algorithm, _scale(config, changes), takes_turns)
-    if mode.hands_over is HandedOver.EPISODES_OR_SEGMENTS and config.collector.segment_steps is None:
+    has_segments = any(field.name == "segment_steps" for field in dataclasses.fields(config.collector))
+    if has_segments and config.collector.segment_steps is None:
         max_lag = SEGMENT_MAX_LAG if config.max_lag is None else config.max_lag
         segment_steps = _segment_steps(config, changes, algorithm, max_lag)
         changes["collector"] = dataclasses.replace(config.collector, segment_steps=segment_steps)

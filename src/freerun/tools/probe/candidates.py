@@ -219,10 +219,8 @@ def workers_of(config: AnyConfig) -> int:
 
 def envs_per_worker_of(config: AnyConfig) -> int:
     """Return the environments of each worker of a completed config: its own, or its share of --num-envs."""
-    in_total: int | None = getattr(config.collector, "num_envs", None)
-    if in_total is not None:
-        return max(1, in_total // workers_of(config))
-    return int(config.collector.envs_per_worker)
+    num_workers = workers_of(config)
+    return max(1, int(config.collector.envs_at_once(num_workers)) // num_workers)
 
 
 def unit_steps_of(config: AnyConfig, episode_steps: float) -> float:
