@@ -332,10 +332,20 @@ class PoolProcesses(WorkerPlace):
 
     def _shut_down(self, grace_seconds: float = 0.0) -> None:
         self.is_open = False
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
-        processes.stop(self._processes, grace_seconds)
+        pool: Any = self._pool
+        self._pool = None
+        if pool is None:
+            processes.stop(self._processes, grace_seconds)
+        else:
+            manager, results = pool._executor_manager_thread, pool._result_queue
+            pool.shutdown(wait=False, cancel_futures=True)  # it forgets both
+            processes.stop(self._processes, grace_seconds)
+            if manager is not None:
+                manager.join(CLOSE_SECONDS)
+                if manager.is_alive():
+                    # A process was killed in the middle of a message, and the thread waits for the rest of it: see
+                    # `_break_stuck_pool`. Python would wait for that thread before it exits.
+                    results._writer.close()
         self._processes = []
         self._found_dead, self._ended_here = set(), set()
 
