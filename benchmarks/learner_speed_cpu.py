@@ -82,7 +82,11 @@ class Rows:
 
 def freerun_update(rows: Rows, minibatch_size: int, options: Options, learner: Literal["fast", "torch"]) -> Update:
     config = PPOConfig(
-        minibatch_size=minibatch_size, num_epochs=NUM_EPOCHS, entropy_coef=options.entropy_coef, learner=learner
+        minibatch_size=minibatch_size,
+        num_epochs=NUM_EPOCHS,
+        entropy_coef=options.entropy_coef,
+        normalize_reward=False,  # the others' updates do not normalise
+        learner=learner,
     )
     ppo = PPO(SPEC, config, 0, "cpu", False)
     num_rows = len(rows.reward)

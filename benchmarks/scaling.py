@@ -180,7 +180,9 @@ def measure_update(peers: Any = None, width: int = 100, **config: Any) -> float:
 
     torch.set_num_threads(1)
     spec = EnvSpec(spaces.Box(-1, 1, (52,), np.float32), spaces.Discrete(145))
-    settings = PPOConfig(**{"steps_per_update": 1, "num_epochs": 4, "minibatch_size": 256, **config})
+    settings = PPOConfig(
+        **{"normalize_reward": False, "steps_per_update": 1, "num_epochs": 4, "minibatch_size": 256, **config}
+    )
     algorithm = PPO(spec, settings, 0, "cpu", False, peers)
     rng = np.random.default_rng(0)
     count = 1 if peers is None else peers.count

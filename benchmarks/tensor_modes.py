@@ -89,6 +89,8 @@ class Case:
             "minibatch_size": self.num_envs * NUM_STEPS // self.num_minibatches,
             "hidden_sizes": self.options.hidden_sizes,
             "acceleration": self.acceleration,
+            "normalize_obs": False,
+            "normalize_reward": False,
         }
 
     def make(self, num_epochs: int) -> tuple[PPO, TensorRollout]:
