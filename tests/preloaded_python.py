@@ -105,6 +105,12 @@ class Process:
             socket.send_fds(_starter().socket, [b"!"], [*streams, asked.fileno(), report_to])
         self.pid = int(self._report())
 
+    def __del__(self) -> None:
+        """Close what a test has not read to its end, as a test need not that only kills the program."""
+        for stream in (self.stdin, self.stdout, self.stderr, getattr(self, "_reports", None)):
+            if stream is not None:
+                stream.close()
+
     def _report(self) -> str:
         line = self._reports.readline()
         assert line, "the starter is gone"

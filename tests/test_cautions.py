@@ -43,11 +43,12 @@ def test_pixels_are_told_in_python_too(run_dir: Path, caplog: pytest.LogCaptureF
     assert "uint8 images of shape (3, 8, 8)" in warning
 
 
-def test_scaled_pixels_are_not_called_unscaled(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pixels_stay_unscaled_also_where_observations_are_normalised(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     freerun.train(Pixels, run_dir=run_dir, normalize_obs=True, **BRIEF)
     (warning,) = warnings_of(caplog)
-    assert "scaled by their running mean and deviation" in warning
-    assert "unscaled" not in warning
+    assert "flattened into one row and unscaled (0 to 255)" in warning
 
 
 def test_an_algorithm_without_a_network_of_ones_own_names_the_one_that_has(

@@ -94,9 +94,8 @@ def test_a_run_may_go_on_with_the_other_learner() -> None:
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
     env = EnvSpec(OBS, ACTIONS["discrete"])
-    ppo = PPO(
-        env, PPOConfig(minibatch_size=1000, num_epochs=1, learner="fast", normalize_advantage=False), 0, "cpu", False
-    )
+    plain: dict[str, Any] = dict.fromkeys(("normalize_advantage", "normalize_obs", "normalize_reward"), False)
+    ppo = PPO(env, PPOConfig(minibatch_size=1000, num_epochs=1, learner="fast", **plain), 0, "cpu", False)
     before = ppo.policy.weights.copy()
     bad = segment(ppo, np.random.default_rng(0), 0)
     bad.reward[3] = np.inf

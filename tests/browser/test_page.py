@@ -81,7 +81,7 @@ def test_figures_restarts_and_settings_are_shown(browser: Browser, two_runs: Ser
     with opened(browser, two_runs.url) as page:
         expect(page.locator("#figures")).to_contain_text("steps/s")
         expect(page.locator(".gauge.out")).to_contain_text("target above 80 %")
-        expect(page.locator("#advice")).to_contain_text("the learner is the bottleneck")
+        expect(page.locator("#advice")).to_contain_text("as long as collecting would")
         expect(page.locator("#num-incidents")).to_have_text("1")
         page.locator(".incident summary").click()
         expect(page.locator(".incident pre")).to_have_text("Traceback: boom")

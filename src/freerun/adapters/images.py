@@ -29,10 +29,9 @@ def image_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
     return next((shape for part in parts if (shape := image_shape(part)) is not None), None)
 
 
-def images_go_raw(shape: tuple[int, ...], is_scaled: bool = False) -> str:
+def images_go_raw(shape: tuple[int, ...]) -> str:
     """The sentence that tells the user how an MLP gets images of this shape."""
-    scale = "scaled by their running mean and deviation" if is_scaled else "unscaled (0 to 255)"
     return (
         f"observations hold uint8 images of shape {shape}, and the default policy is an MLP: it gets their "
-        f"{math.prod(shape):,} pixels flattened into one row and {scale}"
+        f"{math.prod(shape):,} pixels flattened into one row and unscaled (0 to 255)"
     )

@@ -134,7 +134,7 @@ def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorith
     traits = find_algorithm(config.algo).traits
     if factory.image_shape is not None and isinstance(algorithm.policy, MLPActor):
         first = "" if traits.has_network else f"choose --algo {_first_with_network()} and "
-        raw = images_go_raw(factory.image_shape, algorithm.policy.spec.normalize_obs)
+        raw = images_go_raw(factory.image_shape)
         found.append(f"{raw}; {first}{IMAGE_ADVICE}")
     named: dict[str, Any] = {"environment": config.env, "algorithm": config.algo, "mode": config.mode}
     named |= {what: getattr(config.algorithm, what) for what in traits.code_settings}

@@ -49,7 +49,7 @@ def parse(kind: type[Options], words: Sequence[str], **about: Any) -> Options:
 def spell_out_switches(words: Sequence[str]) -> list[str]:
     """Turn --name and --no-name into --name True and --name False, for switches that may be left open."""
     found: list[str] = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         name = word.removeprefix("--").replace("-", "_")
         is_off = name.startswith("no_")
         if name.removeprefix("no_") in SWITCHES and word.startswith("--") and following not in (*BOOLS, NOTHING):

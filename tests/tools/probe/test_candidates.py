@@ -185,7 +185,8 @@ def test_what_is_not_given_is_open() -> None:
     for config in configs:
         if config.collector.segment_steps:
             num_envs = config.num_workers * config.collector.envs_per_worker
-            assert config.collector.segment_steps * num_envs <= 2048 + num_envs
+            # Segments that are chosen by default may be as long as two updates hold.
+            assert config.collector.segment_steps * num_envs <= 2 * 2048 + num_envs
 
 
 @pytest.mark.parametrize(

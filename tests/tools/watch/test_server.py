@@ -155,7 +155,7 @@ def test_a_run_is_told(server: Server) -> None:
     run = server.get("/api/run", id="one").json()
     assert run["updates"] == 3
     assert run["lags"] == [[0, 225.0], [1, 75.0]]
-    assert run["advice"].startswith("workers wait 50% for slots: the learner is the bottleneck")
+    assert run["advice"].startswith("workers wait 50% for slots: learning takes 2.0 × as long as collecting would")
     assert {figure["name"]: figure["value"] for figure in run["figures"]}["cpu_percent"] == 50.0
     assert run["incidents"][0]["text"] == "Traceback: boom"
     assert run["log"] == "worker 1 is started again\n"
