@@ -17,17 +17,7 @@ def test_a_run_ends_although_half_a_message_was_left_to_its_pool(tmp_path: Path)
     flags = ["--mode", "executor", "--num-workers", "2", "--max-episode-steps", "20", "-q"]
     flags += ["--env-args", f"said={said}", "--run-dir", str(tmp_path / "run")]
     process = preloaded_python.Process(
-        [
-            "-m",
-            "freerun",
-            "train",
-            "half_message_env:HalfMessage",
-            *flags,
-            "--env-args",
-            f"said={said}",
-            "--run-dir",
-            str(tmp_path / "run"),
-        ],
+        ["-m", "freerun", "train", "half_message_env:HalfMessage", *flags],
         cwd=Path(__file__).parents[1],  # where the environment is
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -36,6 +26,7 @@ def test_a_run_ends_although_half_a_message_was_left_to_its_pool(tmp_path: Path)
     try:
         deadline = time.monotonic() + 100
         while not said.exists():
+            assert process.poll() is None, "the run has ended"
             assert time.monotonic() < deadline, "the environment has not been stepped"
             time.sleep(0.05)
         time.sleep(0.5)  # the pool's thread begins to read
@@ -43,3 +34,4 @@ def test_a_run_ends_although_half_a_message_was_left_to_its_pool(tmp_path: Path)
         process.wait(100)
     finally:
         process.kill()
+        process.wait(10)
