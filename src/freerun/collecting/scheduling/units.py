@@ -162,8 +162,11 @@ class SegmentUnits:
         self._accounting = accounting
 
     def capacity(self, unit_seconds: float) -> int:
-        """The next segment may as well wait at its worker, so that the worker need not wait for it."""
-        return 2
+        """The next short segment may as well wait at its worker, so that the worker need not wait for it.
+
+        A long one must not: it would stay with a slow worker while another one has nothing to do.
+        """
+        return 2 if unit_seconds < SHORT_UNIT_SECONDS else 1
 
     def worker_starts(self, index: int) -> None:
         self._accounting.begin_worker(index)
