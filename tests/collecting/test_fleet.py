@@ -10,7 +10,14 @@ from fake_workers import FakePlace, make_segment
 
 from freerun.collecting.scheduling.dropping_queue import DroppingQueue
 from freerun.collecting.scheduling.segment_rounds import SegmentRounds
-from freerun.collecting.scheduling.units import REPEAT_EPISODES, SKIP_EPISODES, EpisodeUnits, FailureRules, SegmentUnits
+from freerun.collecting.scheduling.units import (
+    REPEAT_EPISODES,
+    SKIP_EPISODES,
+    EpisodeUnits,
+    FailureRules,
+    SegmentUnits,
+    short_segments_ahead,
+)
 from freerun.collecting.workers.fleet import WorkerFleet
 from freerun.collecting.workers.worker_handle import UnitFinished
 from freerun.core import (
@@ -338,6 +345,14 @@ def test_a_successor_plays_again_only_what_was_ended_from_outside(
     run.place.lose(lost, failure)
     run.fleet.turn()
     assert run.rounds.accounting.next_episode(0) == next_episode
+
+
+def test_long_segments_are_granted_one_by_one_and_short_ones_ahead() -> None:
+    """A segment that waits at a slow worker cannot be played by one that is idle."""
+    rounds = SegmentRounds(1, 1, unit_steps=4)
+    many = SegmentUnits(rounds.accounting, units_ahead=short_segments_ahead)
+    assert (many.capacity(0.001), many.capacity(0.4)) == (2, 1)
+    assert SegmentUnits(rounds.accounting).capacity(0.4) == 2  # a single collector has nobody to wait for
 
 
 def test_a_queue_that_drops_gets_the_importance_of_each_segment() -> None:

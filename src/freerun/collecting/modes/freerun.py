@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.scheduling.segment_rounds import SegmentRounds, refuse_deterministic
-from freerun.collecting.scheduling.units import EpisodeUnits, SegmentUnits
+from freerun.collecting.scheduling.units import EpisodeUnits, SegmentUnits, short_segments_ahead
 from freerun.collecting.workers.slot_workers import SegmentSlotProcesses, SlotProcesses
 from freerun.core import (
     CollectorSettings,
@@ -109,5 +109,5 @@ class Freerun(AsyncCollector):
         )
         accounting = rounds.accounting
         place = SegmentSlotProcesses(factory, policy, settings, num_envs, segment_steps, accounting, config.pin_workers)
-        super().__init__(settings, config, rounds, SegmentUnits(accounting), place)
+        super().__init__(settings, config, rounds, SegmentUnits(accounting, units_ahead=short_segments_ahead), place)
         self._own_tunables = [self._segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * num_envs))]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.ray.ray_config import RayConfig
 from freerun.collecting.scheduling.segment_rounds import SegmentRounds, refuse_deterministic
-from freerun.collecting.scheduling.units import SHORT_UNIT_SECONDS, EpisodeUnits, SegmentUnits
+from freerun.collecting.scheduling.units import SHORT_UNIT_SECONDS, EpisodeUnits, SegmentUnits, short_segments_ahead
 from freerun.core import (
     CollectorSettings,
     EnvFactory,
@@ -86,7 +86,13 @@ class RayActors(AsyncCollector):
             segment_rounds = SegmentRounds(num_workers, settings.max_lag, unit_steps, start=settings.start)
             accounting = segment_rounds.accounting
             self.workers = RaySegmentWorkers(factory, policy, settings, config, accounting)
-            super().__init__(settings, config, segment_rounds, SegmentUnits(accounting), self.workers)
+            super().__init__(
+                settings,
+                config,
+                segment_rounds,
+                SegmentUnits(accounting, units_ahead=short_segments_ahead),
+                self.workers,
+            )
 
     def _wait_until_ready(self) -> None:
         """A cluster may not have room for all workers at first, so the run begins with some of them."""

@@ -84,6 +84,14 @@ def process_units_ahead(unit_seconds: float, num_envs: int) -> int:
     return max(UNITS_AHEAD, num_envs // 2) if unit_seconds < SHORT_UNIT_SECONDS else 0
 
 
+def short_segments_ahead(unit_seconds: float) -> int:
+    """Return how many segments one of many workers holds beyond the one it plays: none where they take long.
+
+    The next one would stay with a slow worker while others have nothing to do.
+    """
+    return 1 if unit_seconds < SHORT_UNIT_SECONDS else 0
+
+
 class EpisodeUnits:
     """Whole episodes, which any worker may run: one that is lost is run again by whoever is free."""
 
@@ -157,16 +165,20 @@ class SegmentUnits:
 
     first_capacity = 1
 
-    def __init__(self, accounting: EpisodeAccounting, failure_rules: FailureRules = REPEAT_EPISODES):
+    def __init__(
+        self,
+        accounting: EpisodeAccounting,
+        failure_rules: FailureRules = REPEAT_EPISODES,
+        units_ahead: Callable[[float], int] = lambda unit_seconds: 1,
+    ):
+        """With `units_ahead` a worker whose last segment took this long holds as many beyond the one it plays."""
         self.failure_rules = failure_rules
         self._accounting = accounting
+        self._units_ahead = units_ahead
 
     def capacity(self, unit_seconds: float) -> int:
-        """The next short segment may as well wait at its worker, so that the worker need not wait for it.
-
-        A long one must not: it would stay with a slow worker while another one has nothing to do.
-        """
-        return 2 if unit_seconds < SHORT_UNIT_SECONDS else 1
+        """The next segment may as well wait at its worker, so that the worker need not wait for it."""
+        return 1 + self._units_ahead(unit_seconds)
 
     def worker_starts(self, index: int) -> None:
         self._accounting.begin_worker(index)
