@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ class HalfMessage(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
         if self._steps == 3:
-            frame: Any = sys._getframe()
+            frame: Any = inspect.currentframe()
             while "result_queue" not in frame.f_locals:
                 frame = frame.f_back
-            writer = frame.f_locals["result_queue"]._writer
+            writer = vars(frame.f_locals["result_queue"])["_writer"]  # the pipe that all processes of a pool write to
             with open(writer.fileno(), "wb", buffering=0, closefd=False) as pipe:
                 pipe.write(struct.pack("!i", 1000) + b"the first of a thousand bytes")
             self._said.touch()
