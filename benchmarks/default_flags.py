@@ -1,0 +1,138 @@
+"""How much of a machine's limit does a training reach with the flags that people type?
+
+The limit is that of the environments alone: as many processes as there are workers, which only step. A training is the
+whole command with all its outputs, and its speed is that of its last two thirds. Limit and trainings take turns, and a
+result is their ratio within one repetition.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import tyro
+
+from freerun_envs.straggler import Straggler
+
+LIMIT_SECONDS = 8.0
+STRAGGLER, HALF_CHEETAH, CART_POLE = "freerun/Straggler-v0", "HalfCheetah-v5", "CartPole-v1"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command whose speed is compared with the limit."""
+
+    env: str
+    num_processes: int
+    """The processes of the limit."""
+    flags: tuple[str, ...]
+
+
+HUNDRED, TEN_THOUSAND = ("--num-workers", "100"), ("--steps-per-update", "10000")
+CASES = {
+    "Straggler × 100, no other flags": Case(STRAGGLER, 100, (*HUNDRED, "--total-steps", "200000")),
+    "Straggler × 100, 10,000 steps, 4 epochs of 256": Case(
+        STRAGGLER,
+        100,
+        (*HUNDRED, *TEN_THOUSAND, "--num-epochs", "4", "--minibatch-size", "256", "--total-steps", "400000"),
+    ),
+    "HalfCheetah × 2, no other flags": Case(HALF_CHEETAH, 2, ("--num-workers", "2", "--total-steps", "250000")),
+    "CartPole × 2 × 32, no other flags": Case(
+        CART_POLE, 2, ("--num-workers", "2", "--envs-per-worker", "32", "--total-steps", "400000")
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    cases: tuple[str, ...] = tuple(CASES)
+    """What is measured; results of the others stay."""
+    repeats: int = 5
+    output: Path = Path(__file__).parent / "results" / "default_flags"
+
+
+def step_for(env_id: str, together: Any, speeds: Any) -> None:
+    """Step an environment with one action for a while, from the moment when all processes are ready."""
+    env: Any = Straggler() if env_id == STRAGGLER else gymnasium.make(env_id)
+    env.reset(seed=0)
+    action = env.action_space.sample()
+    together.wait()
+    begun, num_steps = time.perf_counter(), 0
+    while time.perf_counter() - begun < LIMIT_SECONDS:
+        _, _, terminated, truncated, _ = env.step(action)
+        num_steps += 1
+        if terminated or truncated:
+            env.reset()
+    speeds.put(num_steps / (time.perf_counter() - begun))
+
+
+def limit(case: Case) -> float:
+    """Steps per second of the environments alone."""
+    context = multiprocessing.get_context("fork")  # a hundred processes start at once
+    together, speeds = context.Barrier(case.num_processes), context.Queue()
+    workers = [context.Process(target=step_for, args=(case.env, together, speeds)) for _ in range(case.num_processes)]
+    for worker in workers:
+        worker.start()
+    total = sum(float(speeds.get(timeout=60)) for _ in workers)
+    for worker in workers:
+        worker.join()
+    return total
+
+
+def train(case: Case) -> float:
+    """Steps per second of a training, without its first third."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        command = [sys.executable, "-m", "freerun", "train", case.env, *case.flags, "--run-dir", str(run_dir)]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    first, last = records[len(records) // 3], records[-1]
+    return float((last["step"] - first["step"]) / (last["wall_seconds"] - first["wall_seconds"]))
+
+
+def markdown(results: dict[str, Any]) -> str:
+    lines = [
+        "Steps per second of a whole training, as a share of the limit of the environments alone: median (lowest – "
+        "highest). `benchmarks/default_flags.py` wrote this.",
+        "",
+        "| | steps/s | limit | share | repetitions |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name in (name for name in CASES if name in results):
+        found = results[name]
+        shares = [speed / most for speed, most in zip(found["speeds"], found["limits"], strict=True)]
+        speed, most = statistics.median(found["speeds"]), statistics.median(found["limits"])
+        share = f"{statistics.median(shares):.0%} ({min(shares):.0%} – {max(shares):.0%})"
+        lines.append(f"| {name} | {speed:,.0f} | {most:,.0f} | {share} | {len(shares)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    options.output.mkdir(parents=True, exist_ok=True)
+    file = options.output / "default_flags.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    for name in options.cases:
+        results[name] = {"limits": [], "speeds": [], "machine": platform.machine(), "flags": CASES[name].flags}
+    for _ in range(options.repeats):
+        for name in options.cases:
+            results[name]["limits"].append(limit(CASES[name]))
+            results[name]["speeds"].append(train(CASES[name]))
+    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    text = markdown(results)
+    (options.output / "default_flags.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
