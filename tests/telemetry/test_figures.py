@@ -45,6 +45,7 @@ def test_what_holds_a_run_up_is_said_with_what_to_try(changes: dict[str, float],
     ("given", "remedies"),
     [
         (Situation(1), "larger minibatches"),
+        (Situation(2), "larger minibatches"),  # 60 % of two workers are two
         (Situation(4), "larger minibatches, or 3 workers instead of 4, which would collect as much"),
         (Situation(1, work_flag="--num-epochs", work=10), "--num-epochs 6 instead of 10, or larger minibatches"),
         (
@@ -112,3 +113,9 @@ def test_advice_is_about_the_last_updates_not_one() -> None:
 
 def test_a_mean_is_over_those_that_have_the_figure() -> None:
     assert mean_record([{"a": 1.0, "b": None}, {"a": 3.0, "b": 5.0}]) == {"a": 2.0, "b": 5.0}
+
+
+def test_one_worker_is_advised_in_the_singular() -> None:
+    advice = advise({**FINE, "workers_waiting_for_slot_share": 0.8}, Situation(4))
+    assert advice is not None
+    assert advice.endswith("or 1 worker instead of 4, which would collect as much")

@@ -157,9 +157,11 @@ def _about_slow_learner(metrics: Mapping[str, float], situation: Situation, what
     remedies.append("larger minibatches")
     if situation.has_idle_gpu:
         remedies.append("--device auto, which measures whether the GPU is faster")
-    if situation.num_workers is not None and situation.has_several_workers:
+    if situation.num_workers is not None:
         fewer = max(1, math.ceil(busy * situation.num_workers))
-        remedies.append(f"{fewer} workers instead of {situation.num_workers}, which would collect as much")
+        if fewer < situation.num_workers:
+            workers = "1 worker" if fewer == 1 else f"{fewer} workers"
+            remedies.append(f"{workers} instead of {situation.num_workers}, which would collect as much")
     tried = remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
     late = f"workers wait {waiting:.0%} for {what}: learning takes {too_slow:.1f} × as long as collecting would"
     return f"{late}; try {tried}"
