@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.algorithms.ppo.ppo import PPO
-from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.algorithms.ppo.ppo_config import PPOConfig, adapted_learning_rate
 from freerun.collecting.rollouts.rollout import Rollout, next_from
-from freerun.core import Demand, FloatArray, Segment, UserError
+from freerun.core import Demand, EnvSpec, FloatArray, Segment, UserError
 from freerun.persistence.checkpoint import Checkpoints, newest
 
 
@@ -189,3 +190,39 @@ def test_a_restored_learning_rate_lies_where_recorded_gradient_steps_read_it(
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         PPOConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_the_learning_rate_follows_the_desired_change_of_the_policy() -> None:
+    def next_rate(kl: float, learning_rate: float = 3e-4) -> float:
+        return adapted_learning_rate({"approx_kl": kl, "learning_rate": learning_rate}, 0.01)
+
+    assert next_rate(0.021) == pytest.approx(2e-4)  # twice as far as desired: by 1.5 down
+    assert next_rate(0.004) == pytest.approx(4.5e-4)  # not half as far: by 1.5 up
+    assert next_rate(0.01) == 3e-4
+    assert next_rate(1.0, 1.1e-5) == 1e-5
+    assert next_rate(0.0, 9e-3) == 1e-2
+
+
+def test_an_update_that_moves_the_policy_little_raises_the_learning_rate() -> None:
+    config = PPOConfig(episodes_per_update=4, minibatch_size=20, learning_rate=1e-5, num_epochs=1, desired_kl=0.5)
+    ppo, rollout = make("toy_envs:OneBit", config)
+    rates = []
+    for version in range(3):
+        ppo.observe(episodes(rollout, 4 * version, 4))
+        rates.append(ppo.update(version, 0.0)["learning_rate"])
+    assert rates == pytest.approx([1e-5, 1.5e-5, 2.25e-5])
+    with pytest.raises(UserError, match="--desired-kl and --anneal-learning-rate both set the learning rate"):
+        PPOConfig(desired_kl=0.01, anneal_learning_rate=True)
+
+
+def test_bits_stay_as_they_are_where_observations_are_normalised() -> None:
+    """Of two numbers, one is a bit and one is a position: only the position gets a mean and a scale."""
+    low, high = np.array([0, -50], np.float32), np.array([1, 50], np.float32)
+    env = EnvSpec(spaces.Box(low, high), spaces.Discrete(2))
+    ppo = PPO(env, PPOConfig(steps_per_update=4, normalize_obs=True), 0, "cpu", False)
+    obs = np.array([[[0, 10]], [[1, 20]], [[0, 30]], [[0, 40]]], np.float32)
+    number, flag, zero = np.zeros((4, 1), np.int64), np.zeros((4, 1), np.bool_), np.zeros((4, 1), np.float32)
+    ppo.observe([Segment(obs, number, zero - 0.7, zero, flag, flag, obs, number, number, 0.0)])
+    ppo.update(0, 0.0)
+    assert ppo.net.obs_mean.tolist() == [0.0, 25.0]
+    assert ppo.net.obs_scale.tolist() == pytest.approx([1.0, 125**-0.5])

@@ -196,6 +196,11 @@ class RunScale:
     is_tensors: bool = False
     """The environments are tensors, so a simulator steps all of them at once."""
 
+    @property
+    def has_few_envs(self) -> bool:
+        """True if all is as for one environment: their whole episodes fit into two updates."""
+        return self.num_envs <= 4
+
 
 @dataclass(frozen=True)
 class AlgorithmTraits:

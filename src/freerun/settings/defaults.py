@@ -19,12 +19,9 @@ from freerun.transport import learner_place
 
 logger = logging.getLogger("freerun")
 
-MOST_WITH_WHOLE_EPISODES = 4
-"""Beyond this number of environments at once, workers hand over segments: whole episodes as long as those of many tasks
-would keep only some of the workers busy within the lag that is allowed."""
 SEGMENT_MAX_LAG = 2
 """--max-lag where segments were chosen. The workers may then be two updates ahead, so that segments are twice as long
-as with a lag of 1 while all of them stay busy, and longer segments learn more (`benchmarks/default_sizes.py`)."""
+as with a lag of 1 while all of them stay busy, and less of an advantage rests on the value function."""
 LONGEST_SEGMENT = 512
 """Whole episodes are handed over where segments would be longer than this."""
 WORKERS_PER_CORE, MOST_WORKERS, WORKER_BYTES = 32, 256, 100_000_000
@@ -170,11 +167,11 @@ def _segment_steps(config: AnyConfig, changes: Mapping[str, Any], algorithm: Alg
     wants_steps = algorithm.on_policy and algorithm.counts_steps and episodes_per_update(config) is None
     # --adapt moves the number of environments, and the trainings of a series share workers that play whole episodes.
     is_fixed = not (config.deterministic or config.adapting.adapt or config.env_settings.series())
-    num_envs = _scale(config, changes).num_envs
-    if not (wants_steps and is_fixed) or num_envs <= MOST_WITH_WHOLE_EPISODES:
+    scale = _scale(config, changes)
+    if not (wants_steps and is_fixed) or scale.has_few_envs:
         return 0
     # n environments are busy all the time if n * segment <= steps of the updates that may be collected ahead.
-    segment_steps = max(1, max_lag) * changes["algorithm"].steps_per_update // num_envs
+    segment_steps = max(1, max_lag) * changes["algorithm"].steps_per_update // scale.num_envs
     return max(1, segment_steps) if segment_steps <= LONGEST_SEGMENT else 0
 
 

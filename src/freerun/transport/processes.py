@@ -241,6 +241,12 @@ def stop(processes: Iterable[multiprocessing.process.BaseProcess], grace_seconds
         process.join()
 
 
+def kill(pid: int) -> None:
+    """Kill a process, which may have ended already."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def wait_for_any(processes: Iterable[multiprocessing.process.BaseProcess]) -> None:
     """Wait for the exit code of a process whose pipe is broken. It may have closed the pipe itself: hence the limit."""
     multiprocessing.connection.wait([process.sentinel for process in processes if process.pid], EXIT_SECONDS)

@@ -1,9 +1,12 @@
-"""A running mean and variance, merged batch by batch."""
+"""A running mean and variance, merged batch by batch; and which observations are scaled by them."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -59,3 +62,15 @@ class RunningMoments:
         self.count = float(state["count"])  # type: ignore[arg-type]
         self.mean = np.asarray(state["mean"])
         self.variance = np.asarray(state["variance"])
+
+
+def needs_normalizing(space: spaces.Box) -> NDArray[np.bool_]:
+    """True for each number of an observation, flat, whose range goes beyond -1 to 1; False for images.
+
+    Numbers within -1 to 1 have a fitting scale already. Bits that are rarely set would even be hurt: dividing by their
+    small deviation makes them larger than anything else.
+    """
+    if len(space.shape) > 2 or space.dtype == np.uint8:
+        return np.zeros(math.prod(space.shape), np.bool_)
+    is_beyond: NDArray[np.bool_] = ((space.low < -1) | (space.high > 1)).reshape(-1)
+    return is_beyond

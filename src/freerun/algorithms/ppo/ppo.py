@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 from torch import Tensor
 
-from freerun.algorithms.learners.fast_learner import learner_words, uses_fast_learner
+from freerun.algorithms.learners.fast_learner import uses_fast_learner
 from freerun.algorithms.learners.shared_update import (
     JoinedRows,
     SegmentSize,
@@ -24,12 +21,18 @@ from freerun.algorithms.learners.shared_update import (
 )
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
-from freerun.algorithms.policies.running_moments import RunningMoments
+from freerun.algorithms.policies.running_moments import RunningMoments, needs_normalizing
 from freerun.algorithms.policies.torch_actor import TorchActor, build
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
 from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs
 from freerun.algorithms.ppo.objective import PPOLosses, policy_change, ppo_losses
-from freerun.algorithms.ppo.ppo_config import PPOConfig, scaled_defaults, with_sizes
+from freerun.algorithms.ppo.ppo_config import (
+    PPOConfig,
+    adapted_learning_rate,
+    learner_note,
+    scaled_defaults,
+    with_sizes,
+)
 from freerun.algorithms.ppo.reward_scale import RewardScale, scaled_reward
 from freerun.algorithms.ppo.training_batch import (
     TensorGrid,
@@ -60,47 +63,12 @@ ENTROPY_ROWS = 4096
 MAX_KL_FACTOR = 1.5
 """An update stops once the KL divergence exceeds `target_kl` by this factor, as in OpenAI's Spinning Up."""
 
-MIN_LEARNING_RATE, MAX_LEARNING_RATE, LEARNING_RATE_FACTOR = 1e-5, 1e-2, 1.5
-"""How far and how fast --desired-kl moves the learning rate, as in RSL-RL."""
-
 
 def acceleration_of(config: PPOConfig, device: torch.device) -> Acceleration:
     """`auto` captures gradient steps but does not fuse kernels, which takes half a minute before the first update."""
     if device.type != "cuda" or config.network is not None:
         return "none"
     return "graph" if config.acceleration == "auto" else config.acceleration
-
-
-def learner_note(config: PPOConfig, device: str) -> str:
-    steps, episodes = config.steps_per_update, config.episodes_per_update
-    updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
-    learner = learner_words(config.learner, device, config.network)
-    return (
-        f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "
-        f"learning rate {config.learning_rate:g} · {learner}"
-    )
-
-
-def adapted_learning_rate(metrics: Metrics, desired_kl: float) -> float:
-    """Return the learning rate after an update: lower if the policy moved twice as far as desired, higher if half."""
-    learning_rate, kl = metrics["learning_rate"], metrics["approx_kl"]
-    if kl > 2 * desired_kl:
-        learning_rate /= LEARNING_RATE_FACTOR
-    elif kl < desired_kl / 2:
-        learning_rate *= LEARNING_RATE_FACTOR
-    return min(MAX_LEARNING_RATE, max(MIN_LEARNING_RATE, learning_rate))
-
-
-def needs_normalizing(space: spaces.Box) -> NDArray[np.bool_]:
-    """True for each number of an observation, flat, whose range goes beyond -1 to 1; False for images.
-
-    Numbers within -1 to 1 have a fitting scale already. Bits that are rarely set would even be hurt: dividing by their
-    small deviation makes them larger than anything else (NetworkDefence learned two thirds as well with it).
-    """
-    if len(space.shape) > 2 or space.dtype == np.uint8:
-        return np.zeros(math.prod(space.shape), np.bool_)
-    is_beyond: NDArray[np.bool_] = ((space.low < -1) | (space.high > 1)).reshape(-1)
-    return is_beyond
 
 
 class PPO:

@@ -6,14 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from freerun.algorithms.learners.fast_learner import Learner
+from freerun.algorithms.learners.fast_learner import Learner, learner_words
 from freerun.algorithms.policies.mlp_actor import Activation
-from freerun.core import Acceleration, Common, RunScale, UserError, require_positive
+from freerun.core import Acceleration, Common, Metrics, RunScale, UserError, require_positive
 
 STEPS_PER_UPDATE, MINIBATCH_SIZE, NUM_EPOCHS, LEARNING_RATE = 2048, 64, 10, 3e-4
 """The defaults for one environment, which are those of Stable-Baselines3, so that runs can be compared."""
-FEW_ENVS = 4
-"""Up to this number of environments, all is as for one."""
 LEAST_STEPS_PER_ENV = 12
 """An update has at least this many steps of every environment."""
 NUM_MINIBATCHES = 8
@@ -21,6 +19,9 @@ NUM_MINIBATCHES = 8
 TENSOR_MINIBATCHES, TENSOR_EPOCHS = 4, 5
 """Minibatches and epochs for environments that are tensors, as in RSL-RL."""
 MAX_LEARNING_RATE = 1e-3
+"""The default learning rate does not grow beyond this."""
+LEAST_FOR_KL, MOST_FOR_KL, KL_FACTOR = 1e-5, 1e-2, 1.5
+"""How far and how fast --desired-kl moves the learning rate, as in RSL-RL."""
 
 
 @dataclass(frozen=True)
@@ -107,16 +108,15 @@ class PPOConfig:
 
 def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
     """Return values for what was left open (docs/defaults.md says why these)."""
-    steps = config.steps_per_update
-    if steps is None:
-        steps = scale.unit_steps or max(STEPS_PER_UPDATE, LEAST_STEPS_PER_ENV * scale.num_envs)
+    usual_steps = max(STEPS_PER_UPDATE, LEAST_STEPS_PER_ENV * scale.num_envs)
+    steps = config.steps_per_update or scale.unit_steps or usual_steps
     minibatch_size = config.minibatch_size
     if minibatch_size is None:
         minibatch_size = MINIBATCH_SIZE
         if scale.is_tensors:
             minibatch_size = max(MINIBATCH_SIZE, steps // TENSOR_MINIBATCHES)
-        elif scale.num_envs > FEW_ENVS and scale.unit_steps is None:
-            minibatch_size = max(STEPS_PER_UPDATE, LEAST_STEPS_PER_ENV * scale.num_envs) // NUM_MINIBATCHES
+        elif not scale.has_few_envs and scale.unit_steps is None:
+            minibatch_size = usual_steps // NUM_MINIBATCHES
     # The noise of a gradient falls with the square root of the rows that it is averaged over, so a step may be longer.
     learning_rate = min(MAX_LEARNING_RATE, LEARNING_RATE * (minibatch_size / MINIBATCH_SIZE) ** 0.5)
     values: dict[str, Any] = {
@@ -135,3 +135,24 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
 def with_sizes(config: PPOConfig) -> PPOConfig:
     """Return settings without open sizes: those of one environment, where nobody has filled them in."""
     return dataclasses.replace(config, **scaled_defaults(config, RunScale()))
+
+
+def adapted_learning_rate(metrics: Metrics, desired_kl: float) -> float:
+    """Return the learning rate after an update: lower if the policy moved twice as far as desired, higher if half."""
+    learning_rate, kl = metrics["learning_rate"], metrics["approx_kl"]
+    if kl > 2 * desired_kl:
+        learning_rate /= KL_FACTOR
+    elif kl < desired_kl / 2:
+        learning_rate *= KL_FACTOR
+    return min(MOST_FOR_KL, max(LEAST_FOR_KL, learning_rate))
+
+
+def learner_note(config: PPOConfig, device: str) -> str:
+    """What a run learns with, for its header."""
+    steps, episodes = config.steps_per_update, config.episodes_per_update
+    updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
+    learner = learner_words(config.learner, device, config.network)
+    return (
+        f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "
+        f"learning rate {config.learning_rate:g} · {learner}"
+    )

@@ -58,7 +58,7 @@ def vtrace(
 def discounted_sums(term: Tensor, carry: Tensor) -> Tensor:
     """x_t = term_t + carry_t * x_{t+1}, backwards in time; nothing follows the last step."""
     if term.device.type == "cpu":
-        # A step of numpy costs a quarter of one of torch, and an episode may have thousands.
+        # A step of numpy costs less than one of torch, and an episode may have thousands.
         sums, factors = term.numpy().copy(), carry.numpy()
         for step in range(len(sums) - 2, -1, -1):
             sums[step] += factors[step] * sums[step + 1]

@@ -15,7 +15,14 @@ from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.algorithms.sac.soft_networks import SoftNetworks, critic_values
-from freerun.algorithms.sac.soft_steps import METRICS, AutogradSoftSteps, FastSoftSteps, SoftSteps, StepCounters
+from freerun.algorithms.sac.soft_steps import (
+    METRICS,
+    AutogradSoftSteps,
+    FastSoftSteps,
+    SoftSteps,
+    StepCounters,
+    StepParts,
+)
 from freerun.core import LearnerGroup, Metrics, SingleLearner
 
 
@@ -44,8 +51,8 @@ class SoftAgent:
         # The usual heuristic: minus the number of actions (Haarnoja et al. 2018b, appendix D)
         num_actions = self.networks.num_actions
         target_entropy = -float(num_actions) if config.target_entropy is None else config.target_entropy
-        parts = (self.networks, config, target_entropy, self._learner_group, self._counters)
-        self._soft_steps: SoftSteps = FastSoftSteps(*parts) if is_fast else AutogradSoftSteps(*parts)
+        parts = StepParts(self.networks, config, target_entropy, self._learner_group, self._counters)
+        self._soft_steps: SoftSteps = FastSoftSteps(parts) if is_fast else AutogradSoftSteps(parts)
 
     @property
     def weights(self) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,16 @@ class StepCounters:
         self.num_bad_gradients = torch.zeros(1, device=device)
 
 
+class StepParts(NamedTuple):
+    """What gradient steps need, whoever computes them."""
+
+    networks: SoftNetworks
+    config: SACConfig
+    target_entropy: float
+    group: LearnerGroup
+    counters: StepCounters
+
+
 class SoftSteps(Protocol):
     """Takes gradient steps of critics, policy and temperature."""
 
@@ -47,21 +57,10 @@ class SoftSteps(Protocol):
 class AutogradSoftSteps:
     """Torch computes the gradients: the reference, for any device."""
 
-    def __init__(
-        self,
-        networks: SoftNetworks,
-        config: SACConfig,
-        target_entropy: float,
-        group: LearnerGroup,
-        counters: StepCounters,
-    ):
-        self._networks = networks
-        self._config = config
-        self._target_entropy = target_entropy
-        self._group = group
-        self._counters = counters
-        acceleration = resolve_acceleration(config.acceleration, networks.actor_weights.device)
-        self._fused_targets = fused(networks.critic_targets, acceleration)
+    def __init__(self, parts: StepParts):
+        self._networks, self._config, self._target_entropy, self._group, self._counters = parts
+        acceleration = resolve_acceleration(parts.config.acceleration, parts.networks.actor_weights.device)
+        self._fused_targets = fused(parts.networks.critic_targets, acceleration)
         self._fused_critic_loss = fused(self._critic_loss, acceleration)
         self._fused_actor_loss = fused(self._actor_loss, acceleration)
 
@@ -131,20 +130,10 @@ class FastSoftSteps:
     The losses are those of `AutogradSoftSteps`, and a test compares the two ways, setting by setting.
     """
 
-    def __init__(
-        self,
-        networks: SoftNetworks,
-        config: SACConfig,
-        target_entropy: float,
-        group: LearnerGroup,
-        counters: StepCounters,
-    ):
-        self._networks = networks
-        self._config = config
-        self._target_entropy = target_entropy
-        self._group = group
-        self._counters = counters
-        self._metric_sums = counters.metric_sums.numpy()
+    def __init__(self, parts: StepParts):
+        self._networks, self._config, self._target_entropy, self._group, self._counters = parts
+        networks = parts.networks
+        self._metric_sums = parts.counters.metric_sums.numpy()
         self._actor = NumpyMLP(layers_of(networks.policy.net), networks.spec.activation)
         self._critics = [NumpyMLP(layers, "relu") for layers in layers_of_each(networks.critics)]
         self._target_critics = [
@@ -250,7 +239,7 @@ class SquashedGradient:
         log_slope = 2 * (math.log(2) - size - np.log1p(np.exp(-2 * size)))
         # log pi(a) = sum(log N(u; mean, std) - log(1 - tanh(u)^2))
         log_probs = -0.5 * noise * noise - log_std - log_slope
-        # The sum over actions as a product, which BLAS does in a fifth of the time.
+        # The sum over actions as a product, which BLAS does faster.
         log_prob: FloatArray = np.dot(log_probs, np.ones(num_actions, np.float32)) - LOG_SQRT_2PI * num_actions
         return self._action, log_prob
 

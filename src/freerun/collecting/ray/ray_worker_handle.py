@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from typing import TYPE_CHECKING
 
 from ray.actor import ActorHandle
@@ -15,6 +13,7 @@ from freerun.collecting.ray.ray_heartbeats import HeartbeatMessage, is_alive, pi
 from freerun.collecting.workers.hang_detector import SignOfLife
 from freerun.collecting.workers.worker_handle import WorkerHandle, WorkerLost
 from freerun.core import WorkerHung
+from freerun.transport import processes
 from freerun.transport.exit_diagnosis import is_stopped
 
 if TYPE_CHECKING:
@@ -94,6 +93,5 @@ class RayWorkerHandle(WorkerHandle):
         """End the process at once where it runs on this machine, because Ray itself takes five seconds."""
         pid = pid_on_this_node(self.actor_id)
         if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            processes.kill(pid)
         self._place.hung.append(WorkerLost(self, failure))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing.process
 import os
 import signal
@@ -93,12 +92,10 @@ class PoolTaskHandle(WorkerHandle):
 
     def end_hung(self, failure: WorkerHung) -> None:
         """Kill the process, which breaks the pool. The diagnosis then names this failure as the cause."""
-        pid = self._pid()
-        if pid:
+        if pid := self._pid():
             # The reason first, because the death is noticed right after the kill.
             self._place.diagnosis.record_kill(pid, failure)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            processes.kill(pid)
 
 
 class PoolProcesses(WorkerPlace):
@@ -285,8 +282,7 @@ class PoolProcesses(WorkerPlace):
         """Kill processes that had no part in what broke the pool."""
         self._ended_here |= pids
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            processes.kill(pid)
 
     def _end_broken(self) -> list[Report]:
         """End a broken pool; report what had arrived, and that all workers are lost, with the failures of the dead."""
@@ -334,18 +330,15 @@ class PoolProcesses(WorkerPlace):
         self.is_open = False
         pool: Any = self._pool
         self._pool = None
-        if pool is None:
-            processes.stop(self._processes, grace_seconds)
-        else:
+        manager = results = None
+        if pool is not None:
             manager, results = pool._executor_manager_thread, pool._result_queue
             pool.shutdown(wait=False, cancel_futures=True)  # it forgets both
-            processes.stop(self._processes, grace_seconds)
-            if manager is not None:
-                manager.join(CLOSE_SECONDS)
-                if manager.is_alive():
-                    # A process was killed in the middle of a message, and the thread waits for the rest of it: see
-                    # `_break_stuck_pool`. Python would wait for that thread before it exits.
-                    results._writer.close()
+        processes.stop(self._processes, grace_seconds)
+        if manager is not None and results is not None:
+            manager.join(CLOSE_SECONDS)
+            if manager.is_alive():  # it waits for the rest of a message, as in `_break_stuck_pool`, and Python for it
+                results._writer.close()
         self._processes = []
         self._found_dead, self._ended_here = set(), set()
 

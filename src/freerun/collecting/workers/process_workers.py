@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
-import signal
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -79,8 +77,7 @@ class ProcessHandle(WorkerHandle):
         if self.process.pid is not None:
             # The reason first, because the end-of-file follows the kill at once.
             self._place.diagnosis.record_kill(self.process.pid, failure)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)
+            processes.kill(self.process.pid)
 
 
 Handle = TypeVar("Handle", bound=ProcessHandle)
