@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from freerun.collecting.scheduling.rounds import KNOWN_EPISODES, EpisodeLengths, Rounds
-from freerun.collecting.scheduling.segment_rounds import SegmentRounds
+from freerun.collecting.scheduling.segment_rounds import SegmentRounds, UnitRounds
 from freerun.core import Demand, Segment, StartPoint
 
 
@@ -57,7 +57,7 @@ def test_without_lag_only_the_round_may_start() -> None:
 
 
 def test_lag_grants_what_the_next_update_needs_and_not_a_large_first_demand_again() -> None:
-    rounds = Rounds(max_lag=1, unit_steps=10)
+    rounds = UnitRounds(max_lag=1, unit_steps=10)
     rounds.open(Demand(steps=5000, next_steps=50))
     assert len(finish(rounds)) == 505
     assert len(taken(rounds)) == 500
@@ -195,7 +195,7 @@ def test_nothing_is_collected_ahead_that_the_run_has_no_steps_left_for() -> None
     assert len(finish(rounds, num_steps=100)) == 4
     assert len(taken(rounds)) == 2
     assert rounds.next() is None
-    segments = Rounds(max_lag=3, unit_steps=50)
+    segments = UnitRounds(max_lag=3, unit_steps=50)
     segments.open(Demand(steps=100, steps_left=220))
     assert len(finish(segments, num_steps=50)) == 5
     queue = SegmentRounds(1, None, 50, queue_size=10)
@@ -279,7 +279,7 @@ def test_deterministic_rounds_do_not_depend_on_workers_or_the_order_of_finishing
 
 
 def test_segments_of_known_size_are_counted_exactly() -> None:
-    rounds = Rounds(max_lag=2, unit_steps=32)
+    rounds = UnitRounds(max_lag=2, unit_steps=32)
     rounds.open(Demand(steps=100))
     assert len(finish(rounds, num_steps=32)) == 4 * 3
     assert len(taken(rounds)) == 4

@@ -56,7 +56,7 @@ def test_they_are_written_down_and_stay_when_completed_again() -> None:
     config = completed(num_workers=256)
     again = complete(make_config({**flatten_config(config), "num_workers": 2}))
     assert sizes(again) == sizes(config)
-    assert (again.collector.segment_steps, again.max_lag) == (24, 2)
+    assert (again.collector.segment_steps, again.max_lag) == (24, 3)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,12 @@ from freerun.transport import learner_place
 
 logger = logging.getLogger("freerun")
 
-SEGMENT_MAX_LAG = 2
-"""--max-lag where segments were chosen. The workers may then be two updates ahead, so that segments are twice as long
-as with a lag of 1 while all of them stay busy, and less of an advantage rests on the value function."""
+SEGMENT_MAX_LAG = 3
+"""--max-lag where segments were chosen. The workers are at most two updates ahead, and a slow one has another update's
+time to finish its segment before the learner waits for it."""
+SEGMENT_UPDATES = 2
+"""A segment of every environment together is as long as this many updates. Longer segments are better, because less of
+an advantage rests on the value function; but they must be finished within the lag."""
 LONGEST_SEGMENT = 512
 """Whole episodes are handed over where segments would be longer than this."""
 WORKERS_PER_CORE, MOST_WORKERS, WORKER_BYTES = 32, 256, 100_000_000
@@ -171,7 +174,8 @@ def _segment_steps(config: AnyConfig, changes: Mapping[str, Any], algorithm: Alg
     if not (wants_steps and is_fixed) or scale.has_few_envs:
         return 0
     # n environments are busy all the time if n * segment <= steps of the updates that may be collected ahead.
-    segment_steps = max(1, max_lag) * changes["algorithm"].steps_per_update // scale.num_envs
+    updates_ahead = min(SEGMENT_UPDATES, max(1, max_lag))
+    segment_steps = updates_ahead * changes["algorithm"].steps_per_update // scale.num_envs
     return max(1, segment_steps) if segment_steps <= LONGEST_SEGMENT else 0
 
 

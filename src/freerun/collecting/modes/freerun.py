@@ -106,6 +106,9 @@ class Freerun(AsyncCollector):
             segment_steps * num_envs,
             start=settings.start,
             num_playing=settings.num_workers,
+            # One segment of each worker is enough to keep all of them busy while the learner updates. What starts
+            # earlier than necessary only gets older.
+            most_ahead=settings.max_workers,
         )
         accounting = rounds.accounting
         place = SegmentSlotProcesses(factory, policy, settings, num_envs, segment_steps, accounting, config.pin_workers)

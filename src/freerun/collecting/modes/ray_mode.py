@@ -83,7 +83,9 @@ class RayActors(AsyncCollector):
             super().__init__(settings, config, episodes.rounds, episodes, self.workers)
         else:
             unit_steps = config.segment_steps * num_envs
-            segment_rounds = SegmentRounds(num_workers, settings.max_lag, unit_steps, start=settings.start)
+            segment_rounds = SegmentRounds(
+                num_workers, settings.max_lag, unit_steps, start=settings.start, most_ahead=num_workers
+            )
             accounting = segment_rounds.accounting
             self.workers = RaySegmentWorkers(factory, policy, settings, config, accounting)
             super().__init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from freerun.core import CollectorSettings, Counts, Demand, Segment, StartPoint
@@ -55,7 +55,7 @@ class EpisodeLengths:
 
 
 class Rounds:
-    """Grants episode numbers in order and hands finished episodes over in order; or segments of `unit_steps` steps.
+    """Grants episode numbers in order and hands finished episodes over in order.
 
     A round holds the episodes of one `collect`. Episodes of up to `max_lag` later rounds may start early. A round
     always holds the next episodes by number, never the first to finish, so short episodes are not favoured. Whatever
@@ -83,7 +83,6 @@ class Rounds:
     def __init__(
         self,
         max_lag: int | None,
-        unit_steps: int | None = None,
         start: StartPoint | None = None,
         num_envs: int = 1,
         time_limit: int | None = None,
@@ -97,9 +96,8 @@ class Rounds:
         self._time_limit = time_limit
         self._max_lag = max_lag
         self._rounds_ahead = ROUNDS_WITHOUT_LIMIT if max_lag is None else max_lag
-        self._unit_steps = unit_steps
         self._deterministic = deterministic
-        first = start.episode if unit_steps is None else 0
+        first = start.episode
         self._oldest = first  # what is older belongs to an earlier training
         self._first = first  # the oldest episode that has not been taken
         self._next = first  # the next episode that was never started
@@ -125,12 +123,12 @@ class Rounds:
     @classmethod
     def of_episodes(cls, settings: CollectorSettings, num_envs: int) -> Rounds:
         """Make rounds for a mode that hands over whole episodes of this many environments."""
-        return cls(settings.max_lag, None, settings.start, num_envs, settings.time_limit, settings.deterministic)
+        return cls(settings.max_lag, settings.start, num_envs, settings.time_limit, settings.deterministic)
 
     def renew(self, start: StartPoint) -> None:
         """Begin another training. What an earlier one had started is ignored when it arrives."""
         settings = (self.num_envs, self._time_limit, self._deterministic)
-        Rounds.__init__(self, self._max_lag, self._unit_steps, start, *settings)
+        Rounds.__init__(self, self._max_lag, start, *settings)
 
     def open(self, demand: Demand) -> None:
         """Grant what meets the demand, which is not empty, and as much again for every update of allowed lag."""
@@ -138,9 +136,6 @@ class Rounds:
         self._steps_left = math.inf if demand.steps_left is None else demand.steps_left
         self._steps_due, self._steps_ahead = math.inf, 0.0
         self._goal, self._sure_end = math.inf, self._first
-        if self._unit_steps is not None:
-            self._open_units(demand.steps, next_steps, self._unit_steps)
-            return
         if demand.steps:
             self._steps_due, self._steps_ahead = demand.steps, next_steps * self._rounds_ahead
         if demand.episodes and demand.steps:  # the episodes were counted already: see `JointCollector`
@@ -159,18 +154,6 @@ class Rounds:
             self._end = self._limit = math.inf
             self._goal = min(self._steps_due, self._steps_left)
 
-    def _open_units(self, steps: int, next_steps: int, unit_steps: int) -> None:
-        """Segments have one length, so steps can be turned into a number of segments."""
-        self._end = self._first + math.ceil(steps / unit_steps)
-        ahead = math.ceil(next_steps / unit_steps) * self._rounds_ahead
-        self._limit = self._within_run(max(self._limit, self._end + ahead))
-
-    def _within_run(self, limit: float) -> float:
-        """Lower a limit of segments to those that the run has steps left for."""
-        if self._unit_steps is None or self._steps_left == math.inf:
-            return limit
-        return min(limit, self._first + math.ceil(self._steps_left / self._unit_steps))
-
     def _may_start(self) -> bool:
         """True when another episode may start.
 
@@ -178,7 +161,7 @@ class Rounds:
         that is one update old grants far more steps than were demanded."""
         if self._next < self._sure_end:
             return True
-        return self._next < self._limit and (self._unit_steps is not None or self._is_below_capacity())
+        return self._next < self._limit and self._is_below_capacity()
 
     def _is_below_capacity(self) -> bool:
         """True when both conditions for another episode hold: see the class."""
@@ -270,28 +253,32 @@ class Rounds:
 
         After one more update they would be older than the lag allows. They can make a round longer when the demand has
         become smaller."""
+        return next(self._due(), self._first - 1) + 1
+
+    def _due(self) -> Iterator[int]:
+        """Yield, from the newest on, what would be older than the lag allows after one more update."""
         if self._max_lag is None:
-            return self._first
-        # Episodes start in the order of their numbers, so the newest ones are looked at first.
+            return
+        # Units start in the order of their numbers, so the versions at their start are in order too.
         newest_version = self.version - self._max_lag
-        due = (number for number in reversed(self._started) if self._started[number] <= newest_version)
-        return next(due, self._first - 1) + 1
+        yield from (number for number in reversed(self._started) if self._started[number] <= newest_version)
 
     def _take_until(self, end: int) -> list[Segment]:
         numbers = [number for number in range(self._first, end) if number not in self._given_up]
-        segments = [self._hand_over(number) for number in numbers]
-        for number in numbers:
-            del self._started[number]
         self._given_up = {number for number in self._given_up if number >= end}
         self._first = end
+        segments = self._hand_over(numbers)
+        self._settled_steps -= sum(segment.num_steps for segment in segments)
+        return segments
+
+    def _hand_over(self, numbers: Sequence[int]) -> list[Segment]:
+        """Return finished units that the learner takes now."""
+        segments = [self._finished.pop(number) for number in numbers]
+        for number in numbers:
+            del self._started[number]
         num_steps = sum(segment.num_steps for segment in segments)
         self._finished_steps -= num_steps
-        self._settled_steps -= num_steps
         # A round may hold more steps than were due, because episodes are taken whole.
         self._steps_due = max(0.0, self._steps_due - num_steps)
         self._steps_left = max(0.0, self._steps_left - num_steps)
         return segments
-
-    def _hand_over(self, number: int) -> Segment:
-        """Return a finished unit that the learner takes now."""
-        return self._finished.pop(number)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
 from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
 from freerun.collecting.scheduling.rounds import Rounds
 from freerun.core import CollectorSettings, Counts, Demand, Segment, StartPoint, UserError
@@ -24,8 +28,70 @@ def refuse_deterministic(settings: CollectorSettings) -> None:
         )
 
 
-class SegmentRounds(Rounds):
-    """Rounds of segments of `unit_steps` steps. With a `queue_size`, only this many may wait beyond the round."""
+class UnitRounds(Rounds):
+    """Rounds of units that all have `unit_steps` steps. A round takes the first that finish.
+
+    Segments continue each other, so all that a worker plays is trained, however slow it is. Therefore an update need
+    not wait for a slow worker's segment: it waits only for those that would be older than the lag allows after it.
+    Units of one worker finish in the order of their numbers, so they are taken in this order.
+    """
+
+    def __init__(
+        self,
+        max_lag: int | None,
+        unit_steps: int,
+        start: StartPoint | None = None,
+        most_ahead: float = math.inf,
+    ):
+        """At most `most_ahead` units start beyond the demand, even where the lag allows more."""
+        super().__init__(max_lag, replace(start or StartPoint(), episode=0))
+        self._unit_steps = unit_steps
+        self._most_ahead = most_ahead
+
+    def open(self, demand: Demand) -> None:
+        # `_first` is the number of units that were taken so far, and the limits count from it.
+        next_steps = demand.steps if demand.next_steps is None else demand.next_steps
+        self._steps_left = math.inf if demand.steps_left is None else demand.steps_left
+        self._end = self._first + math.ceil(demand.steps / self._unit_steps)
+        ahead = math.ceil(next_steps / self._unit_steps) * self._rounds_ahead
+        self._limit = self._within_run(max(self._limit, self._end + min(ahead, self._most_ahead)))
+
+    def set_unit_steps(self, unit_steps: int) -> None:
+        """Expect units of this many steps from now on. Those that were granted may be longer or shorter."""
+        self._unit_steps = unit_steps
+
+    def _within_run(self, limit: float) -> float:
+        """Lower a limit of units to those that the run has steps left for."""
+        return min(limit, self._first + self._steps_left / self._unit_steps)
+
+    def _is_below_capacity(self) -> bool:
+        """The limit says it all, because the length of every unit is known."""
+        return True
+
+    def _settle(self) -> None:
+        """No unit waits for one with a lower number."""
+
+    def take(self) -> list[Segment] | None:
+        """Return the round in the order of its numbers, or None while too few or one that is due are not finished."""
+        due = list(self._due())
+        num_units = max(int(self._end) - self._first, len(due))
+        if len(self._finished) < num_units or any(number not in self._finished for number in due):
+            return None
+        # The lowest numbers have started first, so those that are due are among them.
+        return self._hand_over(sorted(self._finished)[:num_units])
+
+    def take_arrived(self) -> list[Segment]:
+        return self._hand_over(sorted(self._finished))
+
+    def _hand_over(self, numbers: Sequence[int]) -> list[Segment]:
+        self._first += len(numbers)
+        return super()._hand_over(numbers)
+
+
+class SegmentRounds(UnitRounds):
+    """Rounds of segments, with an account of their episodes.
+
+    With a `queue_size`, only this many may wait beyond the round."""
 
     def __init__(
         self,
@@ -35,8 +101,9 @@ class SegmentRounds(Rounds):
         queue_size: int | None = None,
         start: StartPoint | None = None,
         num_playing: int | None = None,
+        most_ahead: float = math.inf,
     ):
-        super().__init__(max_lag, unit_steps, start)
+        super().__init__(max_lag, unit_steps, start, most_ahead)
         self.accounting = EpisodeAccounting(max_workers, start, num_playing)
         self.queue_size = queue_size
 
@@ -50,21 +117,14 @@ class SegmentRounds(Rounds):
         """Have another queue size from the next round on. What was granted stays granted."""
         self.queue_size = queue_size
 
-    def set_unit_steps(self, unit_steps: int) -> None:
-        """Expect segments of this many steps from now on. Those that were granted may be longer or shorter."""
-        self._unit_steps = unit_steps
-
     def finish(self, number: int, segment: Segment, importance: float = 0.0) -> None:
         super().finish(number, segment, importance)
         self.accounting.arrive(number, segment)
 
-    def _hand_over(self, number: int) -> Segment:
-        return self.accounting.hand_over(number, super()._hand_over(number))
-
-    def _take_until(self, end: int) -> list[Segment]:
-        segments = super()._take_until(end)
+    def _hand_over(self, numbers: Sequence[int]) -> list[Segment]:
+        segments = super()._hand_over(numbers)
         self._fill_queue()
-        return segments
+        return [self.accounting.hand_over(*unit) for unit in zip(numbers, segments, strict=True)]
 
     def _fill_queue(self) -> None:
         """Without a limit to the lag, whatever leaves the queue makes room for more."""

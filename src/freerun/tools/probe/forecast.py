@@ -189,7 +189,10 @@ def _episodes(measured: Measurement, config: Config) -> Rate:
         wall, cpu = seconds[-1]
         unit = Work(segment_steps * num_envs * wall, segment_steps * num_envs)
         cpu_share = min(1.0, cpu / wall)
-        return play_rounds(num_workers, cpu_share, cores, lambda: unit, learning, config.max_lag, unit.steps)
+        limits_of_units = (config.max_lag, unit.steps)
+        return play_rounds(
+            num_workers, cpu_share, cores, lambda: unit, learning, *limits_of_units, most_ahead=num_workers
+        )
     stepping = Stepping(*zip(*seconds, strict=True))
     draw = _episodes_drawn(env, seconds[0][0])
     limits = (env.time_limit, config.deterministic, stepping)

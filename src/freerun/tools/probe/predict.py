@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from freerun.collecting.scheduling.dropping_queue import REFRESH_SHARE
 from freerun.collecting.scheduling.rounds import Rounds
+from freerun.collecting.scheduling.segment_rounds import UnitRounds
 from freerun.core import Demand
 
 WARM_UP_UPDATES = 2
@@ -204,13 +205,18 @@ def play_rounds(
     time_limit: int | None = None,
     deterministic: bool = False,
     stepping: Stepping | None = None,
+    most_ahead: float = math.inf,
 ) -> Rate:
     """Modes whose workers play units by themselves. The real `Rounds` decide what may start and what an update gets.
 
     With `stepping`, a worker has several environments, each with a unit of its own, and `draw` says what a unit takes
     where it is the only one; otherwise `cpu_share` is the share of a core that a worker uses."""
     stepping = stepping or Stepping.alone(cpu_share)
-    rounds = Rounds(max_lag, unit_steps, None, num_workers * stepping.num_envs, time_limit, deterministic)
+    rounds: Rounds
+    if unit_steps:
+        rounds = UnitRounds(max_lag, unit_steps, most_ahead=most_ahead)
+    else:
+        rounds = Rounds(max_lag, None, num_workers * stepping.num_envs, time_limit, deterministic)
     play = _Play(num_workers, stepping, cores, rounds, draw)
     steps_at = []
     busy = 0.0
@@ -261,7 +267,7 @@ def play_in_step(
         collect = vector_steps * (seconds_by_active[num_envs] + reset_seconds * min(1.0, num_envs / mean_length))
         learn = vector_steps * num_envs * learning.seconds_per_step
         return Rate(vector_steps * num_envs / (collect + learn), learn / (collect + learn))
-    rounds = Rounds(0, None, None, num_envs, time_limit, deterministic)
+    rounds = Rounds(0, None, num_envs, time_limit, deterministic)
     now, total, busy, start, before = 0.0, 0, 0.0, 0.0, 0
     for version in range(WARM_UP_UPDATES + UPDATES):
         if version == WARM_UP_UPDATES:
