@@ -105,7 +105,7 @@ def test_the_target_of_a_distribution_is_that_of_both_critics_or_of_the_lower_on
     """One critic is sure of atom 1, the other of atom 2; r = 0.5, discount 0.5, bonus 0: they move to 1 and 1.5."""
     sure = torch.tensor([[[-99.0, 0.0, -99.0]], [[-99.0, -99.0, 0.0]]])
     reward, discount, bonus = torch.tensor([0.5]), torch.tensor([0.5]), torch.tensor([0.0])
-    mean, low = (DistributionHead(twins, 0.0, 2.0, 3, CPU) for twins in ("mean", "min"))  # type: ignore[arg-type]
+    mean, low = (DistributionHead(twins, 0.0, 2.0, 3, CPU) for twins in ("mean", "min"))
     assert mean.values(sure).tolist() == [[1.0], [2.0]]
     assert mean.target(sure, reward, discount, bonus)[0].tolist() == pytest.approx([0.0, 0.75, 0.25])
     assert low.target(sure, reward, discount, bonus)[0].tolist() == pytest.approx([0.0, 1.0, 0.0])

@@ -43,6 +43,8 @@ class SoftAgent:
         make_steps: Callable[[StepParts], SoftSteps] | None = None,
     ):
         """`networks` and `make_steps` replace SAC's own networks and gradient steps, for algorithms that vary them."""
+        if make_steps is None:
+            make_steps = FastSoftSteps if uses_fast_learner(config.learner, device.type) else AutogradSoftSteps
         self._learner_group = learner_group or SingleLearner()
         self._share = 1 / self._learner_group.count  # this learner's share of the rows of the last batch
         self._config = config
@@ -54,8 +56,6 @@ class SoftAgent:
         num_actions = self.networks.num_actions
         target_entropy = -float(num_actions) if config.target_entropy is None else config.target_entropy
         parts = StepParts(self.networks, config, target_entropy, self._learner_group, self._counters)
-        if make_steps is None:
-            make_steps = FastSoftSteps if uses_fast_learner(config.learner, device.type) else AutogradSoftSteps
         self.soft_steps = make_steps(parts)
 
     @property
