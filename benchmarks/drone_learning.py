@@ -1,4 +1,4 @@
-"""RoughDrone's hover task: how soon is it learned, by the clock and in real steps, by PPO and by MBPO?
+"""RoughDrone's hover task: how soon is it learned, by the clock and in real steps, by PPO, fast SAC and MBPO?
 
 Learned is a return of 100 (of at most 150) in three episodes with the most likely actions. Every run is a process of
 its own, one at a time; finished runs are kept in drone_learning.json, so an interrupted benchmark continues.
@@ -35,6 +35,9 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
         *PPO,
         *("--num-envs", "512", "--minibatch-size", "3072", "--hidden-sizes", "64", "64"),
         *("--total-steps", "1500000", "--eval-every", "100000"),
+    ),
+    "fast SAC, 4,096 drones": (
+        *("--algo", "fastsac", "--num-envs", "4096", "--total-steps", "4000000", "--eval-every", "200000"),
     ),
     "MBPO, 64 drones": (
         *("--preset", "mbpo-drone", "--eval-every", "3000", "--total-steps", "100000"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -17,9 +18,11 @@ OBSERVATIONS = spaces.Box(-np.inf, np.inf, (5,), np.float32)
 BOX = EnvSpec(OBSERVATIONS, spaces.Box(np.array([-2, -1, 0], np.float32), np.array([2, 3, 1], np.float32)))
 DISCRETE = EnvSpec(OBSERVATIONS, spaces.Discrete(4))
 SEVERAL = EnvSpec(OBSERVATIONS, spaces.MultiDiscrete([3, 5]))
+SQUASHED = ActorSpec.squashed(BOX, (8,), "relu")
 SPECS = {
     "gaussian": (ActorSpec.of(BOX, (8, 8), "tanh", normalize_obs=True), False),
-    "squashed": (ActorSpec.squashed(BOX, (8,), "relu"), False),
+    "squashed": (SQUASHED, False),
+    "deterministic": (dataclasses.replace(SQUASHED, noise_range=(0.1, 0.4)), False),
     "discrete": (ActorSpec.of(DISCRETE, (8,), "tanh"), True),
     "several": (ActorSpec.of(SEVERAL, (8,), "relu"), False),
 }

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, dict[str, Any], EnvSpec]] = {
     ),
     "sac": ("sac", SAC, ENV),
     "sac, prioritised": ("sac", {**SAC, "replay": "prioritised"}, ENV),
+    "fastsac": ("fastsac", SAC, ENV),
     "mbpo": ("mbpo", MBPO, ENV),
 }
 

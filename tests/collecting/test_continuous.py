@@ -161,7 +161,10 @@ def test_ppo_trains_and_metrics_tell_of_the_queue(kind: Kind, run_dir: Path) -> 
         ({"num_collectors": 0}, "--num-collectors must be at least 1, not 0"),
         ({"num_workers": 3}, r"has --num-collectors \(4\), not --num-workers"),
         ({"max_lag": 1}, "choose --mode batch or freerun, which honour it"),
-        ({"queue_priority": "td-error"}, "needs an algorithm with a critic that learns off-policy: --algo sac or mbpo"),
+        (
+            {"queue_priority": "td-error"},
+            "a critic that learns off-policy: --algo sac or fastsac or mbpo",
+        ),
         (
             {"num_steps_per_env": 8},
             "belongs to --mode sync or batch; --mode continuous has --num-collectors, --num-envs, ",

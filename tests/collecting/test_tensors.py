@@ -31,6 +31,7 @@ MODEL = {"model_hidden_sizes": (8,), "rollouts_per_step": 1.0, "model_updates_pe
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {"num_epochs": 2},
     "sac": OFF_POLICY,
+    "fastsac": OFF_POLICY,
     "mbpo": {**OFF_POLICY, **MODEL},
 }
 

@@ -18,6 +18,7 @@ from freerun.settings import registry
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"steps_per_update": 200, "hidden_sizes": (8,), "num_epochs": 2},
     "sac": {"steps_per_update": 100, "hidden_sizes": (8,), "learning_starts": 200, "batch_size": 16},
+    "fastsac": {"steps_per_update": 100, "hidden_sizes": (8,), "learning_starts": 200, "batch_size": 16},
     "mbpo": {
         "steps_per_update": 100,
         "hidden_sizes": (8,),
@@ -38,7 +39,7 @@ FEW_ENVS: dict[str, dict[str, Any]] = {
     "sequential": {},
 }
 DETERMINISTIC = [name for name, mode in registry.MODES.items() if mode.traits.whole_episodes]
-STATEFUL = ("sac", "mbpo")
+STATEFUL = ("sac", "fastsac", "mbpo")
 
 
 def options(algo: str, mode: str, **more: Any) -> dict[str, Any]:

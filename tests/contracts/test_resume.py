@@ -30,6 +30,7 @@ SMALL: dict[str, Any] = {"hidden_sizes": (16, 16), "batch_size": 32, "learning_s
 OFF_POLICY: dict[str, dict[str, Any]] = {
     # The correction rises over the run, which these runs lengthen when they go on: from 1 it cannot rise.
     "sac": {**SMALL, "buffer_size": 500, "replay": "prioritised", "priority_correction": 1.0},
+    "fastsac": {**SMALL, "buffer_size": 500},
     "mbpo": {
         **SMALL,
         "updates_per_step": 1.0,

@@ -44,7 +44,10 @@ def test_each_is_answered_with_the_name_here(alias: str, here: str) -> None:
         (["--n-envs=4"], "it is called num_workers here (--num-workers)\n"),
         (["--total_timesteps", "9"], "it is called total_steps here (--total-steps)\n"),
         (["--batch-size", "9"], "it is called minibatch_size here (--minibatch-size)\n"),
-        (["--tau", "0.1"], "it is called target_rate here (--target-rate) and belongs to --algo sac or mbpo\n"),
+        (
+            ["--tau", "0.1"],
+            "called target_rate here (--target-rate) and belongs to --algo sac or fastsac or mbpo\n",
+        ),
         (["--algo", "sac", "--clip-range", "0.1"], "unknown setting 'clip_range': it belongs to --algo ppo\n"),
     ],
 )

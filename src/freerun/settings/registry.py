@@ -111,6 +111,11 @@ ALGORITHMS = {
         "freerun.algorithms.sac.sac_config:SACConfig",
         "soft actor-critic; off-policy, for actions in a Box",
     ),
+    "fastsac": AlgorithmEntry(
+        "freerun.algorithms.fastsac.fastsac:FastSAC",
+        "freerun.algorithms.fastsac.fastsac_config:FastSACConfig",
+        "soft actor-critic (or TD3) for thousands of environments: few gradient steps on large batches",
+    ),
     "mbpo": AlgorithmEntry(
         "freerun.algorithms.mbpo.mbpo:MBPO",
         "freerun.algorithms.mbpo.mbpo_config:MBPOConfig",

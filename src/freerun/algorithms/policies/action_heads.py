@@ -271,3 +271,49 @@ class SquashedGaussian:
         # log(half_range) is part of the normaliser.
         log_prob: FloatArray = gaussian - np.log1p(-squashed * squashed).sum(axis=1)
         return log_prob
+
+
+class NoisyTanh:
+    """A deterministic action tanh(output), stretched to the action range, with Gaussian noise for exploration.
+
+    Noise of different sizes explores more than noise of one size (PQL, arXiv 2307.12983). Workers do not know which
+    environment of all theirs is, so here every step draws the deviation of its noise; `DeviceActor`, which has all
+    environments, gives each a deviation of its own.
+    """
+
+    prepare = None
+
+    def __init__(self, low: tuple[float, ...], high: tuple[float, ...], noise_range: tuple[float, ...]):
+        self.size = len(low)
+        self._noise_range = noise_range
+        lows, highs = np.array(low, np.float32), np.array(high, np.float32)
+        self._centre, self._half_range = (highs + lows) / 2, (highs - lows) / 2
+
+    def draw(self, rng: np.random.Generator, num_steps: int) -> FloatArray:
+        # The last column decides the deviation. From the same normal numbers, so that one long draw equals two short.
+        columns = rng.standard_normal((num_steps, self.size + 1), np.float32)
+        lowest, highest = self._noise_range
+        # Phi(z) = (1 + erf(z / sqrt 2)) / 2 is uniform in [0, 1].
+        uniform = [0.5 * (1 + math.erf(z / math.sqrt(2))) for z in columns[:, -1].tolist()]
+        std = lowest + (highest - lowest) * np.array(uniform, np.float32)
+        noise: FloatArray = columns[:, :-1] * std[:, None]
+        return noise
+
+    def decide(self, output: FloatArray, noise: FloatArray | None) -> Decision:
+        action = np.tanh(output)
+        if noise is not None:
+            action = np.clip(action + noise, -1.0, 1.0)
+        return Decision(self._centre + self._half_range * action, output)
+
+    def single(self, forward: SingleForward) -> SingleAct:
+        def act(obs: Array, noise: FloatArray, head: FloatArray) -> Any:
+            forward(obs, head)
+            # Two ufuncs are faster than `np.clip` on small arrays.
+            action = np.minimum(np.maximum(np.tanh(head) + noise, -1.0), 1.0)
+            return self._centre + self._half_range * action
+
+        return act
+
+    def log_prob(self, head: FloatArray, action: Array) -> FloatArray:
+        """0: cut-off noise has no density at the ends, and nobody corrects for the probability of such actions."""
+        return np.zeros(len(action), np.float32)

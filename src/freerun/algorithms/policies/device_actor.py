@@ -60,6 +60,13 @@ class DeviceActor:
         if spec.categories:
             return self._sample_categories(output)
         noise = torch.randn((num_rows, spec.gaussian_size), generator=self.generator, device=self._device)
+        if spec.noise_range:
+            lowest, highest = spec.noise_range
+            # Each environment has a deviation of its own, evenly spaced from the lowest to the highest.
+            std = torch.linspace(lowest, highest, num_rows, device=self._device)[:, None]
+            action = (output.tanh() + std * noise).clamp(-1.0, 1.0)
+            # As `action_heads.NoisyTanh`: nobody asks for the probability of such actions.
+            return self._centre + self._half_range * action, torch.zeros_like(action[:, 0])
         if spec.low:
             mean, log_std = output.chunk(2, dim=1)
             action, log_prob = squashed_sample(mean, log_std, noise)

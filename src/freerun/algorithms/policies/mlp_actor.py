@@ -17,6 +17,7 @@ from freerun.algorithms.policies.action_heads import (
     Categorical,
     Gaussian,
     InverseCDFCategorical,
+    NoisyTanh,
     SingleAct,
     SingleForward,
     SquashedGaussian,
@@ -51,17 +52,22 @@ class ActorSpec:
     """The lower ends of the action ranges of a squashed Gaussian; empty for other distributions."""
     high: tuple[float, ...] = ()
     """The upper ends."""
+    noise_range: tuple[float, ...] = ()
+    """Of a deterministic policy within these ranges: the lowest and the highest deviation of its exploration noise, for
+    actions in [-1, 1]. Empty for other policies."""
 
     def __post_init__(self) -> None:
         require_positive(self, "hidden_sizes")
 
     @classmethod
-    def squashed(cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: Activation) -> ActorSpec:
+    def squashed(
+        cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: Activation, normalize_obs: bool = False
+    ) -> ActorSpec:
         """A Gaussian that stays within the action range, with a deviation that depends on the observation."""
         space = env.action_space
         if not isinstance(space, spaces.Box) or not space.is_bounded():
             raise UserError(f"this algorithm needs actions in a bounded Box, not {space}: choose --algo ppo")
-        spec = cls.of(env, hidden_sizes, activation)
+        spec = cls.of(env, hidden_sizes, activation, normalize_obs)
         return replace(spec, low=tuple(space.low.ravel().tolist()), high=tuple(space.high.ravel().tolist()))
 
     @classmethod
@@ -92,9 +98,11 @@ class ActorSpec:
     @property
     def output_size(self) -> int:
         """One logit per choice, or a mean per action, and for a squashed Gaussian also a log(std)."""
-        return sum(self.categories) or self.gaussian_size * (2 if self.low else 1)
+        return sum(self.categories) or self.gaussian_size * (2 if self.low and not self.noise_range else 1)
 
     def make_head(self, scalar_actions: bool) -> ActionHead:
+        if self.noise_range:
+            return NoisyTanh(self.low, self.high, self.noise_range)
         if self.low:
             return SquashedGaussian(self.low, self.high)
         if not self.categories:

@@ -73,10 +73,10 @@ class OffPolicy:
         self._require_shares(config.rows_per_batch, "--batch-size")
         self.device = torch.device(device)
         self._acceleration = resolve_acceleration(config.acceleration, self.device)
-        self.spec = ActorSpec.squashed(env, config.hidden_sizes, config.activation)
+        self.spec = self._make_spec(env)
         self.policy = MLPActor(self.spec, scalar_actions=False, batch_invariant=deterministic)
         self._whole_episodes = deterministic
-        self.agent = SoftAgent(self.spec, config, seed, self.device, self._learner_group)
+        self.agent = self._make_agent(seed)
         if self._learner_group.count > 1 and self._acceleration != "none":
             raise UserError("several learners cannot record their gradient steps: give --acceleration none")
         self._sizes = (self.spec.obs_size, self.spec.gaussian_size)
@@ -86,6 +86,16 @@ class OffPolicy:
         self._agent_budget = UpdateBudget(config.work_per_step("updates_per_step"))
         self._num_new_steps = 0  # since the last update
         self._last_report = (time.perf_counter(), 0)
+        self._export()
+
+    def _make_spec(self, env: EnvSpec) -> ActorSpec:
+        return ActorSpec.squashed(env, self.config.hidden_sizes, self.config.activation)
+
+    def _make_agent(self, seed: int) -> SoftAgent:
+        return SoftAgent(self.spec, self.config, seed, self.device, self._learner_group)
+
+    def _export(self) -> None:
+        """Copy what was learned into the workers' policy."""
         self.agent.export(self.policy)
 
     def _require_shares(self, batch_size: int, flag: str) -> None:
@@ -108,8 +118,12 @@ class OffPolicy:
 
     def observe(self, segments: Sequence[AnySegment]) -> None:
         for steps, versions in self._steps_of_all_learners(segments):
-            self.real_buffer.add(steps, versions)
+            self._store(steps, versions)
             self._num_new_steps += len(versions)
+
+    def _store(self, steps: StepBatch, versions: Tensor) -> None:
+        """Keep the steps of one segment."""
+        self.real_buffer.add(steps, versions)
 
     def _steps_of_all_learners(self, segments: Sequence[AnySegment]) -> Iterator[tuple[StepBatch, Tensor]]:
         """The steps of all learners, in the order that a single learner would have: by episode."""
@@ -199,4 +213,4 @@ class OffPolicy:
         self.real_buffer.load_state_dict(state["real"])
         self._agent_budget.load_state_dict(state["agent_pace"])
         self._num_new_steps = int(state["fresh_steps"])
-        self.agent.export(self.policy)
+        self._export()

@@ -51,7 +51,8 @@ class StepBatch(NamedTuple):
     reward: Tensor
     next_obs: Tensor
     terminated: Tensor
-    """1 where nothing follows; 0 also at a time limit."""
+    """1 where nothing follows; 0 also at a time limit. With returns over k steps it is 1 - gamma^(k-1): the part by
+    which the value of `next_obs` counts less than after one step."""
 
 
 class ReplaySample(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,20 +39,24 @@ class SoftAgent:
         seed: int,
         device: torch.device,
         learner_group: LearnerGroup | None = None,
+        networks: SoftNetworks | None = None,
+        make_steps: Callable[[StepParts], SoftSteps] | None = None,
     ):
-        is_fast = uses_fast_learner(config.learner, device.type)
+        """`networks` and `make_steps` replace SAC's own networks and gradient steps, for algorithms that vary them."""
+        if make_steps is None:
+            make_steps = FastSoftSteps if uses_fast_learner(config.learner, device.type) else AutogradSoftSteps
         self._learner_group = learner_group or SingleLearner()
         self._share = 1 / self._learner_group.count  # this learner's share of the rows of the last batch
         self._config = config
         self._device = device
-        self.networks = SoftNetworks(spec, config.learning_rate, seed, device)
+        self.networks = networks or SoftNetworks(spec, config.learning_rate, seed, device)
         self.generator = torch.Generator(device).manual_seed(seed)
         self._counters = StepCounters(device)
         # The usual heuristic: minus the number of actions (Haarnoja et al. 2018b, appendix D)
         num_actions = self.networks.num_actions
         target_entropy = -float(num_actions) if config.target_entropy is None else config.target_entropy
         parts = StepParts(self.networks, config, target_entropy, self._learner_group, self._counters)
-        self._soft_steps: SoftSteps = FastSoftSteps(parts) if is_fast else AutogradSoftSteps(parts)
+        self.soft_steps = make_steps(parts)
 
     @property
     def weights(self) -> Tensor:
@@ -63,13 +67,17 @@ class SoftAgent:
 
     def learn(self, sample: ReplaySample) -> Tensor:
         """Take one gradient step of critics, policy and temperature; returns the TD errors of the sample."""
+        return self.learn_by(self.soft_steps, sample)
+
+    def learn_by(self, soft_steps: SoftSteps, sample: ReplaySample) -> Tensor:
+        """Let `soft_steps` take one gradient step, of what it trains; returns the TD errors of the sample."""
         num_rows = len(sample.steps.reward)
         # For the whole batch, also where this learner computes a share of it: the generators of all stay in step.
         shape = (2 * num_rows, self.networks.num_actions)
         noise = torch.randn(shape, generator=self.generator, device=self._device)
         if self._learner_group.count > 1:
             sample, noise = self._share_of(sample, noise)
-        td_error = self._soft_steps.take(sample.steps, sample.weight, noise, self._share)
+        td_error = soft_steps.take(sample.steps, sample.weight, noise, self._share)
         if self._config.replay == "prioritised":
             td_error = join_shares(self._learner_group, td_error, num_rows)
         return td_error
@@ -106,9 +114,9 @@ class SoftAgent:
 
     # ------------------------------------------------------------------------------------------ exporting and keeping
 
-    def export(self, policy: MLPActor) -> None:
-        """Copy the policy's weights into the workers' policy."""
-        weights = dict(self.networks.policy.net.named_parameters())
+    def export(self, policy: MLPActor, **statistics: Tensor) -> None:
+        """Copy the policy's weights, and the statistics of a normaliser by name, into the workers' policy."""
+        weights: dict[str, Tensor] = {**dict(self.networks.policy.net.named_parameters()), **statistics}
         policy.load(torch.cat([weights[name].detach().reshape(-1) for name in policy.arrays]).cpu().numpy())
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:

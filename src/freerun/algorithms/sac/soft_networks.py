@@ -6,6 +6,8 @@ The formulas are those of Haarnoja et al. 2018b, "Soft Actor-Critic Algorithms a
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +20,10 @@ from freerun.algorithms.sac.replay_buffer import StepBatch
 class SoftPolicy(nn.Module):
     """The policy's network, and the temperature that is trained with it."""
 
-    def __init__(self, spec: ActorSpec):
+    def __init__(self, spec: ActorSpec, temperature: float = 1.0):
         super().__init__()
         # First, so that the temperature is the first number of the flat weights: the gradient steps rely on it.
-        self.log_temperature = nn.Parameter(torch.zeros(()))
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
         self.net = mlp((spec.obs_size, *spec.hidden_sizes, spec.output_size), spec.activation, output_gain=0.01)
 
     def forward(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,24 +32,39 @@ class SoftPolicy(nn.Module):
         return squashed_sample(mean, log_std, noise)
 
 
-def critic_values(critics: StackedMLP, obs: Tensor, action: Tensor) -> Tensor:
-    """Q(s, a) of both critics, [2, B]."""
+def critic_outputs(critics: StackedMLP, obs: Tensor, action: Tensor) -> Tensor:
+    """What both critics say about (s, a), [2, B, outputs]."""
     x = torch.cat([obs, action], dim=1)
     # expand makes a view: both critics read the same memory.
-    values: Tensor = critics(x.expand(2, *x.shape)).squeeze(-1)
-    return values
+    outputs: Tensor = critics(x.expand(2, *x.shape))
+    return outputs
+
+
+def critic_values(critics: StackedMLP, obs: Tensor, action: Tensor) -> Tensor:
+    """Q(s, a) of both critics, [2, B]."""
+    return critic_outputs(critics, obs, action).squeeze(-1)
 
 
 class SoftNetworks:
     """All networks of an agent, with their weights laid end to end, and the optimisers of those that learn."""
 
-    def __init__(self, spec: ActorSpec, learning_rate: float, seed: int, device: torch.device):
+    def __init__(
+        self,
+        spec: ActorSpec,
+        learning_rate: float,
+        seed: int,
+        device: torch.device,
+        temperature: float = 1.0,
+        num_critic_outputs: int = 1,
+        critic_activation: Callable[[Tensor], Tensor] = torch.relu,
+    ):
         self.spec = spec
         self.num_actions = len(spec.low)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.policy = SoftPolicy(spec)
-            critics = StackedMLP(2, (spec.obs_size + self.num_actions, *spec.hidden_sizes, 1), torch.relu)
+            self.policy = SoftPolicy(spec, temperature)
+            critic_sizes = (spec.obs_size + self.num_actions, *spec.hidden_sizes, num_critic_outputs)
+            critics = StackedMLP(2, critic_sizes, critic_activation)
         self.policy.to(device)
         self.critics = critics.to(device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)

@@ -54,11 +54,32 @@ class SoftSteps(Protocol):
         ...
 
 
+def descend(
+    parts: StepParts,
+    loss: Tensor,
+    parameters: Sequence[Tensor],
+    weights: nn.Parameter,
+    optimizer: torch.optim.Adam,
+    share: float,
+    first: Tensor | None = None,
+) -> None:
+    """Write all gradients into one buffer, `first` in front of them, and let Adam step in one kernel.
+
+    Not by `backward`: the policy's loss depends on the critics, whose gradients it must not touch.
+    """
+    gradients = [gradient.reshape(-1) for gradient in torch.autograd.grad(loss, parameters)]
+    assert weights.grad is not None
+    torch.cat([first.reshape(1), *gradients] if first is not None else gradients, out=weights.grad)
+    average_over_learners_(parts.group, weights.grad, share)
+    step_if_finite(optimizer, weights.grad, parts.counters.num_bad_gradients)
+
+
 class AutogradSoftSteps:
     """Torch computes the gradients: the reference, for any device."""
 
     def __init__(self, parts: StepParts):
-        self._networks, self._config, self._target_entropy, self._group, self._counters = parts
+        self._parts = parts
+        self._networks, self._config, self._target_entropy, _, self._counters = parts
         acceleration = resolve_acceleration(parts.config.acceleration, parts.networks.actor_weights.device)
         self._fused_targets = fused(parts.networks.critic_targets, acceleration)
         self._fused_critic_loss = fused(self._critic_loss, acceleration)
@@ -69,7 +90,7 @@ class AutogradSoftSteps:
         action, log_prob, target = self._fused_targets(steps, noise, self._config.gamma)
         critic_loss, td_error = self._fused_critic_loss(steps.obs, steps.action, target, weight)
         parameters = list(nets.critics.parameters())
-        self._descend(critic_loss, parameters, nets.critic_weights, nets.critic_optimizer, share)
+        descend(self._parts, critic_loss, parameters, nets.critic_weights, nets.critic_optimizer, share)
         # Target critics: w_target <- (1 - tau) * w_target + tau * w
         nets.target_weights.lerp_(nets.critic_weights.detach(), self._config.target_rate)
 
@@ -77,8 +98,8 @@ class AutogradSoftSteps:
             steps.obs, action, log_prob, critic_loss.detach()
         )
         parameters = list(nets.policy.net.parameters())
-        self._descend(
-            actor_loss, parameters, nets.actor_weights, nets.actor_optimizer, share, first=temperature_gradient
+        descend(
+            self._parts, actor_loss, parameters, nets.actor_weights, nets.actor_optimizer, share, temperature_gradient
         )
         self._counters.metric_sums += measured
         return td_error
@@ -103,25 +124,6 @@ class AutogradSoftSteps:
         temperature_gradient = entropy - self._target_entropy
         measured = (critic_loss, loss.detach(), value.detach().mean(), entropy, temperature, torch.ones_like(entropy))
         return loss, temperature_gradient, torch.stack(measured)
-
-    def _descend(
-        self,
-        loss: Tensor,
-        parameters: Sequence[Tensor],
-        weights: nn.Parameter,
-        optimizer: torch.optim.Adam,
-        share: float,
-        first: Tensor | None = None,
-    ) -> None:
-        """Write all gradients into one buffer, `first` in front of them, and let Adam step in one kernel.
-
-        Not by `backward`: the policy's loss depends on the critics, whose gradients it must not touch.
-        """
-        gradients = [gradient.reshape(-1) for gradient in torch.autograd.grad(loss, parameters)]
-        assert weights.grad is not None
-        torch.cat([first.reshape(1), *gradients] if first is not None else gradients, out=weights.grad)
-        average_over_learners_(self._group, weights.grad, share)
-        step_if_finite(optimizer, weights.grad, self._counters.num_bad_gradients)
 
 
 class FastSoftSteps:
