@@ -113,7 +113,7 @@ def compiled_update(rows: Rows, minibatch_size: int, options: Options) -> Update
     one = torch.ones(len(rows.reward))
     reward = torch.from_numpy(rows.reward)
     columns = (torch.from_numpy(rows.obs), torch.from_numpy(rows.action), torch.from_numpy(rows.log_prob), one)
-    batch = TrainingBatch(*columns, reward, reward)
+    batch = TrainingBatch(*columns, reward, reward, reward)
 
     def update() -> int:
         num_steps = 0

@@ -1,7 +1,8 @@
 """How much does MBPO learn from how few real steps: beside the paper's curves, in turn and at the same time?
 
 Return: the mean of a few episodes with the most likely actions, as the paper's code measures it. Every run is a process
-of its own; finished runs are kept in sample_efficiency.json, so an interrupted benchmark continues.
+of its own; finished runs are kept in sample_efficiency.json, so an interrupted benchmark continues. A run replaces that
+of the same task, mode and seed alone, and the report shows all that the file holds, whatever was run this time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -48,6 +50,11 @@ TASKS = {
         ((50_000, 1700), (100_000, 3000)),
         ((50_000, 1715), (60_000, 2652), (70_000, 3093), (100_000, 3325)),
     ),
+    "Walker2d-v5": Task(
+        ("--preset", "mbpo-walker2d", "--total-steps", "100000", "--eval-every", "2500", "--device", "auto"),
+        ((100_000, 3500),),
+        ((75_000, 1965), (100_000, 3502)),
+    ),
 }
 # One environment and 50 steps at a time, whoever collects them.
 SYSTEMS = {
@@ -77,6 +84,8 @@ class Options:
     """End by then; what is missing is run by the next call."""
     output: Path = Path(__file__).parent / "results" / "sample_efficiency"
     """Folder for sample_efficiency.json, .md and .png."""
+    again: bool = False
+    """Also run what the file holds already; each result stays until its new run has finished."""
     report_only: bool = False
     """Write the report again, run nothing."""
 
@@ -123,9 +132,21 @@ def read(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
+def key(record: dict[str, Any]) -> tuple[str, str, int]:
+    """What a run is the only one of."""
+    return record["task"], record["system"], record["seed"]
+
+
+def add(path: Path, record: dict[str, Any]) -> None:
+    """Write a finished run into the file. All others stay, also those that another process has added meanwhile."""
+    kept = [other for other in read(path) if key(other) != key(record)]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps([*kept, record]), encoding="utf-8")
+    temporary.replace(path)
+
+
 def run_all(options: Options, path: Path) -> None:
-    records = read(path)
-    found = {(record["task"], record["system"], record["seed"]) for record in records}
+    found = set() if options.again else {key(record) for record in read(path)}
     waiting = [
         (task, system, seed)
         for seed in range(options.seeds)
@@ -153,9 +174,9 @@ def run_all(options: Options, path: Path) -> None:
                     running.remove(job)
                     if job.process.returncode:
                         raise SystemExit((job.folder / "log").read_text(encoding="utf-8"))
-                    records.append(job.record())
-                    path.write_text(json.dumps(records), encoding="utf-8")
-                    print(f"[{time.perf_counter() - began:.0f} s] {summary(records[-1])}", flush=True)
+                    record = job.record()
+                    add(path, record)
+                    print(f"[{time.perf_counter() - began:.0f} s] {summary(record)}", flush=True)
         finally:
             for job in running:
                 job.process.terminate()
@@ -180,21 +201,26 @@ def best_by(record: dict[str, Any], steps: int) -> float | None:
     return float(max(score for at, score in record["curve"] if at <= steps))
 
 
-def markdown(options: Options, records: list[dict[str, Any]]) -> str:
+def names_in(records: list[dict[str, Any]], what: str, order: Sequence[str]) -> list[str]:
+    """The tasks or systems that there are results of, in this order."""
+    return [name for name in order if any(record[what] == name for record in records)]
+
+
+def markdown(records: list[dict[str, Any]]) -> str:
     lines = [
         "# How much MBPO learns from how few real steps",
         "",
         "Written by `benchmarks/sample_efficiency.py` from sample_efficiency.json. Best return measured by so many",
         "steps (a few episodes with the most likely actions); median over seeds (lowest – highest).",
     ]
-    for task in options.tasks:
+    for task in names_in(records, "task", tuple(TASKS)):
         goals = TASKS[task].goals
         wanted = "; ".join(f"{score:g} within {steps:,}" for steps, score in goals)
         lines += ["", f"## {task}", "", f"Wanted: {wanted}.", ""]
         heads = [f"by {steps:,} steps" for steps, _ in goals]
         lines += [f"| mode | seeds | {' | '.join(heads)} | reached | agent updates/s | real steps dropped |"]
         lines += ["| --- |" + " --- |" * (len(goals) + 4)]
-        for system in options.systems:
+        for system in SYSTEMS:
             runs = [record for record in records if (record["task"], record["system"]) == (task, system)]
             if not runs:
                 continue
@@ -211,11 +237,12 @@ def markdown(options: Options, records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(options: Options, records: list[dict[str, Any]], path: Path) -> None:
+def draw(records: list[dict[str, Any]], path: Path) -> None:
     """Draw a plot for each task: a faint line for each seed, the median of each system bold."""
-    figure, plots = make_plots(len(options.tasks))
-    for plot, task in zip(plots, options.tasks, strict=True):
-        for number, system in enumerate(options.systems):
+    tasks = names_in(records, "task", tuple(TASKS))
+    figure, plots = make_plots(len(tasks))
+    for plot, task in zip(plots, tasks, strict=True):
+        for number, system in enumerate(SYSTEMS):
             runs = [record for record in records if (record["task"], record["system"]) == (task, system)]
             by_step: dict[int, list[float]] = {}
             for record in runs:
@@ -241,9 +268,9 @@ def main() -> None:
         run_all(options, path)
     records = read(path)
     if records:
-        (options.output / "sample_efficiency.md").write_text(markdown(options, records), encoding="utf-8")
-        draw(options, records, options.output / "sample_efficiency.png")
-        print(markdown(options, records))
+        (options.output / "sample_efficiency.md").write_text(markdown(records), encoding="utf-8")
+        draw(records, options.output / "sample_efficiency.png")
+        print(markdown(records))
 
 
 if __name__ == "__main__":

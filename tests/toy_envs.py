@@ -90,6 +90,35 @@ class OneBit(gymnasium.Env[Any, Any]):
         return np.array([self._bit, 1 - self._bit], np.float64)
 
 
+class Privileged(gymnasium.Env[Any, Any]):
+    """As OneBit; besides, every step of an episode earns 3 or nothing by chance: only the value function sees which.
+
+    With `tells=False` it does not see it either. With `num_actions`, actions are a Box that earns nothing."""
+
+    def __init__(self, tells: bool = True, num_actions: int = 0) -> None:
+        group = spaces.Box(0, 1, (2,), np.float32)
+        self.observation_space = spaces.Dict({"policy": group, "critic": spaces.Box(0, 1, (3,), np.float32)})
+        self.action_space: spaces.Space[Any] = spaces.Discrete(2)
+        if num_actions:
+            self.action_space = spaces.Box(-1, 1, (num_actions,), np.float32)
+        self._tells = tells
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step, self._luck = 0, int(self.np_random.integers(2))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Step:
+        reward = float(np.ndim(action) == 0 and action == self._bit) + 3.0 * self._luck
+        self._step += 1
+        return self._observe(), reward, self._step == 10, False, {}
+
+    def _observe(self) -> Any:
+        self._bit = int(self.np_random.integers(2))
+        told = np.array([self._luck * self._tells, self._step / 10, self._bit], np.float32)
+        return {"policy": np.array([self._bit, 1 - self._bit], np.float32), "critic": told}
+
+
 class Endless(gymnasium.Env[Any, Any]):
     """One state, reward 1, truncated after 10 steps: worth 1 / (1 − gamma), and not less for the truncation."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from freerun.core import EnvSpec, Metrics, TensorStep
+from freerun.core import EnvSpec, Metrics, ObsGroups, TensorStep
 
 
 class Counting:
@@ -90,6 +91,23 @@ def build(
     how: str = "raise",
 ) -> Any:
     return Counting(num_envs, device, fail_after, reports_final_obs, how)
+
+
+class Privileged(Counting):
+    """The value function sees the environment's index and step too; the policy sees only the number of the episode."""
+
+    def __init__(self, num_envs: int, device: str):
+        super().__init__(num_envs, device, None, reports_final_obs=True)
+        vector = functools.partial(spaces.Box, -np.inf, np.inf, dtype=np.float32)
+        groups = ObsGroups(vector(shape=(1,)), vector(shape=(2,)))
+        self.spec = EnvSpec.of_groups(groups, self.spec.action_space, reports_final_obs=True)
+
+    def _observe(self) -> Tensor:
+        return super()._observe()[:, [2, 0, 1]]
+
+
+def build_privileged(name: str, num_envs: int, device: str, seed: int) -> Privileged:
+    return Privileged(num_envs, device)
 
 
 class Elsewhere(Counting):

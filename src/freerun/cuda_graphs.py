@@ -41,6 +41,24 @@ def fused(function: Function, acceleration: Acceleration) -> Function:
     return torch.compile(function, fullgraph=True, dynamic=False)  # type: ignore[return-value]
 
 
+def waits_for_device(function: Callable[[], object]) -> bool:
+    """True if the host waits for the device somewhere in a function, so that it cannot be captured.
+
+    Torch checks this for the whole process, so nothing else may use the device meanwhile.
+    """
+    mode_before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        function()
+    except RuntimeError as error:
+        if "synchronizing CUDA operation" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(mode_before)
+    return False
+
+
 _capture_lock = threading.Lock()
 """Held during a capture: it empties torch's memory cache, which fails while another thread captures."""
 

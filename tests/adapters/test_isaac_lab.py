@@ -167,13 +167,24 @@ def test_one_choice_has_isaac_labs_shape(make_env: Make) -> None:
     assert env.sim.last_action.tolist() == [[0], [1], [2], [0]]
 
 
-def test_the_critics_observations_are_left_alone_and_this_is_said(
-    make_env: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_critics_observations_stand_behind_those_of_the_policy(make_env: Make) -> None:
     env = make_env(has_critic=True)
-    assert env.reset().shape == (4, 3)
-    assert env.spec.observation_space.shape == (3,)
-    assert '"critic" observations are not used' in capsys.readouterr().err
+    assert env.spec.obs_groups is not None
+    assert [group.shape for group in env.spec.obs_groups] == [(3,), (5,)]
+    assert env.spec.observation_space.shape == (8,)
+    assert env.reset().tolist() == [[row, 0, 0, *[7] * 5] for row in range(4)]
+    step = env.step(torch.zeros(4, 2))
+    assert step.obs.tolist() == step.final_obs.tolist() == [[row, 0, 1, *[7] * 5] for row in range(4)]
+
+
+def test_final_observations_hold_both_groups(make_env: Make) -> None:
+    env = make_env(has_critic=True)
+    env.reset()
+    env.step(torch.zeros(4, 2))
+    step = env.step(torch.zeros(4, 2))  # row 0 ends its episode of two steps
+    assert step.obs[0].tolist() == [0, 1, 0, *[7] * 5]
+    if env.spec.reports_final_obs:
+        assert step.final_obs[0].tolist() == [0, 0, 2, *[7] * 5]
 
 
 def test_separate_terms_are_refused_with_the_setting_that_joins_them(make_env: Make) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,13 @@ from toy_tensors import Counting
 import freerun
 from freerun.adapters.rsl_rl_env import RslRlEnv, make
 from freerun.core import EnvSpec, UserError
+from freerun.settings.presets import settings_of
 from freerun_envs.drone_sim import RoughDroneSim
 
 pytest.importorskip("rsl_rl")
+from rsl_rl.algorithms import PPO
 from rsl_rl.env import VecEnv
+from rsl_rl.models import MLPModel
 from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 
@@ -77,7 +82,7 @@ class CountingVecEnv(VecEnv):
 
 def test_a_vec_env_is_stepped_as_it_says() -> None:
     env = RslRlEnv(CountingVecEnv())
-    assert env.reset().tolist() == [[row, 0] for row in range(NUM_ENVS)]
+    assert env.reset().tolist() == [[row, 0, 1, 1, 1] for row in range(NUM_ENVS)]  # what the critic sees comes last
     counts = [0] * NUM_ENVS
     for _ in range(12):
         step = env.step(torch.zeros(NUM_ENVS, 2))
@@ -88,7 +93,7 @@ def test_a_vec_env_is_stepped_as_it_says() -> None:
             assert bool(step.terminated[row]) == (ended and row % 2 == 0)
             assert bool(step.truncated[row]) == (ended and row % 2 == 1)
             counts[row] = 0 if ended else counts[row]
-            assert step.obs[row].tolist() == [row, counts[row]]
+            assert step.obs[row].tolist() == [row, counts[row], 1, 1, 1]
 
 
 def test_it_says_that_final_observations_are_hidden() -> None:
@@ -116,9 +121,17 @@ def test_its_log_is_never_read_twice() -> None:
 
 
 def test_groups_can_be_chosen() -> None:
-    env = RslRlEnv(CountingVecEnv(), obs_groups=("policy", "critic"))
-    assert env.spec.observation_space.shape == (5,)
-    assert env.reset().shape == (NUM_ENVS, 5)
+    def shapes(**groups: Sequence[str]) -> list[tuple[int, ...]]:
+        """What the policy sees, what the critic sees, and whole rows."""
+        env = RslRlEnv(CountingVecEnv(), **groups)  # type: ignore[arg-type]
+        assert env.reset().shape == (NUM_ENVS, *env.spec.observation_space.shape)
+        return [env.spec.policy_space.shape, env.spec.critic_space.shape, env.spec.observation_space.shape]
+
+    assert shapes() == [(2,), (3,), (5,)]
+    assert shapes(critic_groups=("policy", "critic")) == [(2,), (5,), (7,)]
+    both = ("policy", "critic")
+    assert shapes(obs_groups=both, critic_groups=both) == [(5,), (5,), (5,)]
+    assert shapes(critic_groups=("policy",)) == [(2,), (2,), (2,)]
     with pytest.raises(UserError, match=r"no observations 'state'.*critic, policy"):
         RslRlEnv(CountingVecEnv(), obs_groups=("state",))
 
@@ -214,6 +227,28 @@ def test_actions_must_lie_in_a_box() -> None:
     env.spec = EnvSpec(env.spec.observation_space, spaces.Discrete(3))
     with pytest.raises(UserError, match="act in a Box"):
         RslRlVecEnv(env)
+
+
+def test_the_preset_has_rsl_rls_own_settings() -> None:
+    theirs = inspect.signature(PPO.__init__).parameters
+    ours = settings_of(["rsl-rl"])
+    names = {"num_learning_epochs": "num_epochs", "lam": "gae_lambda", "clip_param": "clip_range"}
+    names |= {"value_loss_coef": "value_coef"}
+    same = ("learning_rate", "desired_kl", "gamma", "entropy_coef", "max_grad_norm")
+    for name, here in {**names, **dict(zip(same, same, strict=True))}.items():
+        assert ours[here] == theirs[name].default, name
+    assert theirs["schedule"].default == "adaptive"
+    assert theirs["use_clipped_value_loss"].default is True
+    assert ours["value_clip"] == ours["clip_range"]
+    assert theirs["normalize_advantage_per_mini_batch"].default is False
+    assert ours["advantage_rows"] == "update"
+    network = inspect.signature(MLPModel.__init__).parameters
+    for name, here in {
+        "hidden_dims": "hidden_sizes",
+        "activation": "activation",
+        "obs_normalization": "normalize_obs",
+    }.items():
+        assert ours[here] == network[name].default, name
 
 
 def runner_config() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.core import EnvSpec, Segment, UserError
+from freerun.core import EnvSpec, ObsGroups, Segment, UserError
 
 OBS = spaces.Box(-np.inf, np.inf, (5,), np.float32)
 ActionSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.Box
@@ -32,6 +32,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "normalized": {"normalize_obs": True, "normalize_reward": True},
     "annealed": {"anneal_learning_rate": True},
     "small-steps": {"max_grad_norm": 0.01},
+    "elu": {"activation": "elu"},
+    "clipped-values": {"value_clip": 0.05},
+    "advantage-of-the-batch": {"advantage_rows": "update"},
+    "adaptive-rate": {"desired_kl": 0.005},
 }
 
 
@@ -75,6 +79,16 @@ def test_fast_and_autograd_end_at_the_same_weights(actions: ActionSpace, setting
     for one, other in zip(fast_metrics, torch_metrics, strict=True):
         assert one["num_gradient_steps"] == other["num_gradient_steps"]
         assert one == pytest.approx(other, rel=1e-2, abs=1e-4)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("settings", [{}, {"normalize_obs": True}], ids=["plain", "normalized"])
+def test_both_learners_end_at_the_same_weights_with_a_group_for_the_critic(settings: dict[str, Any], lag: int) -> None:
+    policy, critic = (spaces.Box(-np.inf, np.inf, (size,), np.float32) for size in (2, 3))
+    env = EnvSpec.of_groups(ObsGroups(policy, critic), ACTIONS["box"], reports_final_obs=True)
+    (fast, _), (torch_one, _) = (train(env, lag, 2, learner=learner, **settings) for learner in ("fast", "torch"))
+    for name, weight in fast.net.state_dict().items():
+        torch.testing.assert_close(weight, torch_one.net.state_dict()[name], atol=2e-5, rtol=1e-4)
 
 
 def test_a_run_may_go_on_with_the_other_learner() -> None:

@@ -71,10 +71,16 @@ def run(algorithm: MBPO, num_updates: int) -> list[dict[str, float]]:
 
 
 def test_rollouts_grow_between_two_moments() -> None:
-    config = MBPOConfig(rollout_length=1, rollout_length_end=15, rollout_growth=(20_000, 100_000))
-    lengths = [config.length_at(steps) for steps in (0, 20_000, 25_714, 25_715, 60_000, 99_999, 100_000, 500_000)]
+    growth: dict[str, Any] = {"rollout_length": 1, "rollout_length_end": 15, "rollout_growth": (20_000, 100_000)}
+    config = MBPOConfig(learning_starts=50, **growth)
+    lengths = [
+        config.length_at(50 + steps) for steps in (-50, 20_000, 25_714, 25_715, 60_000, 99_999, 100_000, 500_000)
+    ]
     assert lengths == [1, 1, 1, 2, 8, 14, 15, 15]
     assert MBPOConfig(rollout_length=3).length_at(10**6) == 3
+    # As in the paper's code: 5,000 steps of exploration do not count. 1 + 14 * (60,000 - 20,000) / 130,000 = 5.3
+    hopper = MBPOConfig(learning_starts=5000, rollout_length=1, rollout_length_end=15, rollout_growth=(20_000, 150_000))
+    assert [hopper.length_at(steps) for steps in (25_000, 65_000, 154_999, 155_000)] == [1, 5, 14, 15]
 
 
 @pytest.mark.parametrize("stages", ["in-turn", "concurrent"])

@@ -11,8 +11,9 @@ import torch
 from gymnasium import spaces
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.algorithms.ppo.objective import adapted_learning_rate
 from freerun.algorithms.ppo.ppo import PPO
-from freerun.algorithms.ppo.ppo_config import PPOConfig, adapted_learning_rate
+from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.collecting.rollouts.rollout import Rollout, next_from
 from freerun.core import Demand, EnvSpec, FloatArray, Segment, UserError
 from freerun.persistence.checkpoint import Checkpoints, newest
@@ -158,7 +159,7 @@ def test_a_restored_learning_rate_lies_where_recorded_gradient_steps_read_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Everything but the recording itself is as on a GPU; the state takes the way through a checkpoint on disk."""
-    monkeypatch.setattr("freerun.algorithms.ppo.ppo.acceleration_of", lambda config, device: "graph")
+    monkeypatch.setattr("freerun.algorithms.ppo.ppo.acceleration_of", lambda *_: "graph")
     config = PPOConfig(episodes_per_update=4, minibatch_size=20, anneal_learning_rate=True)
     first, rollout = make("toy_envs:OneBit", config)
     first.observe(episodes(rollout, 0, 4))
@@ -184,6 +185,7 @@ def test_a_restored_learning_rate_lies_where_recorded_gradient_steps_read_it(
         ({"episodes_per_update": 1, "steps_per_update": 1}, "not both"),
         ({"gamma": 1.5}, "--gamma must lie between 0 and 1"),
         ({"learning_rate": 0.0}, "above 0"),
+        ({"value_clip": 0.0}, "--value-clip must be above 0"),
         ({"max_importance_weight": 0.5}, "--max-importance-weight must be at least 1"),
     ],
 )
@@ -194,23 +196,27 @@ def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> 
 
 def test_the_learning_rate_follows_the_desired_change_of_the_policy() -> None:
     def next_rate(kl: float, learning_rate: float = 3e-4) -> float:
-        return adapted_learning_rate({"approx_kl": kl, "learning_rate": learning_rate}, 0.01)
+        return float(adapted_learning_rate(torch.tensor(learning_rate), torch.tensor(kl), 0.01))
 
     assert next_rate(0.021) == pytest.approx(2e-4)  # twice as far as desired: by 1.5 down
     assert next_rate(0.004) == pytest.approx(4.5e-4)  # not half as far: by 1.5 up
-    assert next_rate(0.01) == 3e-4
-    assert next_rate(1.0, 1.1e-5) == 1e-5
-    assert next_rate(0.0, 9e-3) == 1e-2
+    assert next_rate(0.01) == pytest.approx(3e-4)
+    assert next_rate(1.0, 1.1e-5) == pytest.approx(1e-5)
+    assert next_rate(0.0, 9e-3) == pytest.approx(1e-2)
 
 
-def test_an_update_that_moves_the_policy_little_raises_the_learning_rate() -> None:
-    config = PPOConfig(episodes_per_update=4, minibatch_size=20, learning_rate=1e-5, num_epochs=1, desired_kl=0.5)
+@pytest.mark.parametrize("learner", ["fast", "torch"])
+def test_gradient_steps_that_move_the_policy_little_raise_the_learning_rate(learner: Any) -> None:
+    """Two minibatches of 20: the first of an update says nothing, because no step came before it."""
+    config = PPOConfig(
+        episodes_per_update=4, minibatch_size=20, learning_rate=1e-5, num_epochs=1, desired_kl=0.5, learner=learner
+    )
     ppo, rollout = make("toy_envs:OneBit", config)
     rates = []
     for version in range(3):
         ppo.observe(episodes(rollout, 4 * version, 4))
         rates.append(ppo.update(version, 0.0)["learning_rate"])
-    assert rates == pytest.approx([1e-5, 1.5e-5, 2.25e-5])
+    assert rates == pytest.approx([1.5e-5, 2.25e-5, 3.375e-5])
     with pytest.raises(UserError, match="--desired-kl and --anneal-learning-rate both set the learning rate"):
         PPOConfig(desired_kl=0.01, anneal_learning_rate=True)
 

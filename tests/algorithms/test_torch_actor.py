@@ -66,7 +66,13 @@ def test_a_network_of_this_very_script_can_be_given_as_it_is(run_dir: Path) -> N
 def test_log_probs_equal_those_of_the_learner(normalize_obs: bool) -> None:
     torch.manual_seed(0)
     spec = ActorSpec.of(SPEC, (), "tanh", normalize_obs)
-    net = ActorCritic(spec, lambda num_outputs: build("toy_networks:layered", SPEC, num_outputs))
+    net = ActorCritic(
+        spec,
+        (
+            build("toy_networks:layered", SPEC.policy_space, spec.output_size),
+            build("toy_networks:layered", SPEC.critic_space, 1),
+        ),
+    )
     net.actor(torch.randn(64, 5))  # moves the batch statistics
     net.obs_mean.normal_()
     actor = TorchActor(spec, net.actor, "toy_networks:layered", scalar_actions=False, batch_invariant=False)

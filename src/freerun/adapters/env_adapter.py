@@ -20,13 +20,14 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
     not have ended yet.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]):
+    def __init__(self, env: gymnasium.Env[Any, Any], policy_group_only: bool = False):
+        """With `policy_group_only`, what only the value function may see is left out of the observations."""
         super().__init__(env)
         for name in ("observation_space", "action_space"):
             if getattr(env, name, None) is None:
                 raise UserError(f"the environment has no {name}: set self.{name} in its __init__ (`freerun check-env`)")
         self.original_spaces = EnvSpaces(env.observation_space, env.action_space)
-        self._adapter = SpaceAdapter(*self.original_spaces, max_episode_steps=_time_limit(env))
+        self._adapter = SpaceAdapter(*self.original_spaces, _time_limit(env), policy_group_only)
         self.env_spec = self._adapter.spec
         self.observation_space = self.env_spec.observation_space
         self.action_space = self.env_spec.action_space

@@ -16,6 +16,7 @@ from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
 from freerun.adapters.env_packages import not_installed, unregistered
 from freerun.adapters.images import image_shape
 from freerun.adapters.parallel_envs import ParallelEnvs
+from freerun.adapters.space_adapter import has_groups
 from freerun.core import EnvFailure, EnvSpaces, EnvSpec, Tracks, UserError, VectorEnv, callable_name, import_callable
 
 EnvName = str | Callable[..., "gymnasium.Env[Any, Any]"]
@@ -36,6 +37,8 @@ class GymnasiumFactory:
     env: EnvName
     env_args: Mapping[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
+    policy_group_only: bool = False
+    """Leave out what only the value function may see, for an algorithm that has no use for it."""
 
     def __post_init__(self) -> None:
         with contextlib.closing(self.make_one()) as env:
@@ -50,12 +53,17 @@ class GymnasiumFactory:
     image_shape: tuple[int, ...] | None = field(init=False)
     """The shape of the image that an observation is or contains, before it is flattened; None if there is none."""
 
+    @property
+    def hides_critic_group(self) -> bool:
+        """True if the environment has observations for the value function alone that are left out."""
+        return self.policy_group_only and has_groups(self.spaces.observation)
+
     def make_one(self, **extra: Any) -> EnvAdapter:
         """One environment; `extra` arguments are added to those of its constructor."""
         env = make(self.env, {**self.env_args, **extra})
         if self.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
-        return EnvAdapter(env)
+        return EnvAdapter(env, self.policy_group_only)
 
     def make(self, num_envs: int) -> VectorEnv:
         vectorised = freerun.adapters.catalog.VECTORISED.get(self.env) if isinstance(self.env, str) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import gymnasium
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from freerun.adapters import isaac_launch
 from freerun.adapters.isaac_process import IsaacLabProcess
+from freerun.adapters.space_adapter import CRITIC_GROUP, POLICY_GROUP
 from freerun.adapters.step_log import StepLog
-from freerun.core import ActionSpace, EnvSpec, Metrics, TensorStep, UserError
+from freerun.core import ActionSpace, EnvSpec, Metrics, ObsGroups, TensorStep, UserError
 
 
 def make(task: str, num_envs: int | None, device: str, seed: int, **settings: Any) -> IsaacLabEnv | IsaacLabProcess:
@@ -39,10 +39,7 @@ def make_here(
 
 
 class IsaacLabEnv:
-    """A task of Isaac Lab, whose "policy" observations are what freerun acts on and learns from.
-
-    "critic" observations are not used: freerun's value functions see what the policy sees.
-    """
+    """A task of Isaac Lab. The policy sees its "policy" observations, and the value function "critic", if there are."""
 
     is_capturable = False
 
@@ -56,11 +53,13 @@ class IsaacLabEnv:
         config = sim.cfg
         self.num_envs: int = sim.num_envs
         self.device = torch.device(sim.device)
-        self.spec = EnvSpec(
-            _observations(sim.single_observation_space),
-            _actions(sim.single_action_space, clip_actions),
-            reports_final_obs=bool(getattr(config, "compute_final_obs", False)),
-        )
+        actions = _actions(sim.single_action_space, clip_actions)
+        reports_final_obs = bool(getattr(config, "compute_final_obs", False))
+        groups = _observations(sim.single_observation_space)
+        if isinstance(groups, ObsGroups):
+            self.spec = EnvSpec.of_groups(groups, actions, reports_final_obs)
+        else:
+            self.spec = EnvSpec(groups, actions, reports_final_obs)
         # A finite horizon is part of the task, so nothing is bootstrapped from its last state.
         self._time_out_terminates = bool(getattr(config, "is_finite_horizon", False))
         self._limits: tuple[Tensor, Tensor] | None = None
@@ -71,7 +70,7 @@ class IsaacLabEnv:
 
     def reset(self) -> Tensor:
         obs, _ = self._env.reset()  # its seed is in its config
-        return self._policy_obs(obs).clone()
+        return self._row(obs).clone()
 
     def step(self, action: Tensor) -> TensorStep:
         """One step. The result is cloned, because the simulator overwrites some of its tensors in the next step."""
@@ -84,11 +83,12 @@ class IsaacLabEnv:
         terminated, truncated = terminated.clone(), truncated & ~terminated
         if self._time_out_terminates:
             terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
-        obs = self._policy_obs(obs)
+        new_policy_obs, obs = _policy_obs(obs), self._row(obs)
         final_obs = obs.clone()
         if self.spec.reports_final_obs and "final_obs" in extras:  # only in steps in which an episode has ended
-            last = self._policy_obs(extras["final_obs"])
-            if last.data_ptr() == obs.data_ptr():  # the same memory: the reset has overwritten the final observations
+            last = self._row(extras["final_obs"])
+            # The same memory: the reset has overwritten the final observations.
+            if _policy_obs(extras["final_obs"]).data_ptr() == new_policy_obs.data_ptr():
                 raise RuntimeError(
                     "the task writes all its observations into one buffer, so the last ones of an episode are lost: "
                     "give --env-args compute_final_obs False"
@@ -104,9 +104,11 @@ class IsaacLabEnv:
         """Close the environments. The simulator's app, if there is one, ends with the process (`isaac_launch.stop`)."""
         self._env.close()
 
-    def _policy_obs(self, obs: Any) -> Tensor:
-        found: Tensor = obs["policy"] if isinstance(obs, dict) else obs
-        return found
+    def _row(self, obs: Any) -> Tensor:
+        """The observations as `spec` has them: of the policy, or the rows of both groups."""
+        if self.spec.obs_groups is None:
+            return _policy_obs(obs)
+        return torch.cat([obs[name].flatten(1) for name in (POLICY_GROUP, CRITIC_GROUP)], dim=1)
 
     def _convert(self, action: Tensor) -> Tensor:
         if isinstance(self.spec.action_space, spaces.Discrete):
@@ -114,22 +116,30 @@ class IsaacLabEnv:
         return action if self._limits is None else action.clamp(*self._limits)
 
 
-def _observations(space: Any) -> spaces.Box:
-    """The space of the "policy" observations."""
-    policy = space["policy"] if isinstance(space, spaces.Dict) else space
-    if isinstance(policy, spaces.Dict):
+def _policy_obs(obs: Any) -> Tensor:
+    found: Tensor = obs[POLICY_GROUP] if isinstance(obs, dict) else obs
+    return found
+
+
+def _observations(space: Any) -> spaces.Box | ObsGroups:
+    """The spaces of the "policy" observations and, where the task has them, of the "critic" observations."""
+    if not isinstance(space, spaces.Dict):
+        return _vector(POLICY_GROUP, space)
+    policy = _vector(POLICY_GROUP, space[POLICY_GROUP])
+    has_critic = CRITIC_GROUP in space.spaces
+    return ObsGroups(policy, _vector(CRITIC_GROUP, space[CRITIC_GROUP])) if has_critic else policy
+
+
+def _vector(group: str, space: Any) -> spaces.Box:
+    """The space of one group, which must be a Box."""
+    if isinstance(space, spaces.Dict):
         raise UserError(
-            f"the task's policy observations are separate terms ({', '.join(policy)}), and freerun takes one vector: "
-            "give --env-args observations.policy.concatenate_terms True"
+            f"the task's {group} observations are separate terms ({', '.join(space)}), and freerun takes one vector: "
+            f"give --env-args observations.{group}.concatenate_terms True"
         )
-    if not isinstance(policy, spaces.Box):
-        raise UserError(f"freerun takes observations in a Box, and the task's are {policy}")
-    if isinstance(space, spaces.Dict) and "critic" in space.spaces:
-        print(
-            'The task\'s "critic" observations are not used: the value function sees what the policy sees',
-            file=sys.stderr,
-        )
-    return policy
+    if not isinstance(space, spaces.Box):
+        raise UserError(f"freerun takes observations in a Box, and the task's {group} observations are {space}")
+    return space
 
 
 def _actions(space: Any, clip_actions: float | None) -> ActionSpace:

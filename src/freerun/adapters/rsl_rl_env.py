@@ -13,8 +13,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from freerun.adapters.space_adapter import CRITIC_GROUP, POLICY_GROUP
 from freerun.adapters.step_log import StepLog
-from freerun.core import EnvSpec, Metrics, TensorStep, UserError, import_callable
+from freerun.core import EnvSpec, Metrics, ObsGroups, TensorStep, UserError, import_callable
 
 PREFIX = "rsl-rl:"
 NEEDED_ATTRIBUTES = ("num_envs", "num_actions", "device", "get_observations", "step")
@@ -26,42 +27,61 @@ def make(
     device: str,
     seed: int,
     clip_actions: float | None = None,
-    obs_groups: str = "policy",
+    obs_groups: str = POLICY_GROUP,
+    critic_groups: str | None = None,
     **env_args: Any,
 ) -> RslRlEnv:
     """The environment of rsl-rl:module:callable, which is called with num_envs, device, seed and the --env-args."""
     build = import_callable(name.removeprefix(PREFIX), "environment")
-    return RslRlEnv(build(num_envs=num_envs, device=device, seed=seed, **env_args), clip_actions, obs_groups.split(","))
+    env = build(num_envs=num_envs, device=device, seed=seed, **env_args)
+    return RslRlEnv(
+        env, clip_actions, obs_groups.split(","), None if critic_groups is None else critic_groups.split(",")
+    )
 
 
 class RslRlEnv:
     """A VecEnv, which resets itself and does not report the final observation of an episode.
 
-    The observations are those of the named groups, joined. Other groups, such as "critic", are not used.
+    The policy sees the groups of observations that `obs_groups` names, joined, and the value function those that
+    `critic_groups` names. As in RSL-RL, that is the group "critic" if none is named and the environment has it, and
+    otherwise what the policy sees.
     """
 
     is_capturable = False
 
-    def __init__(self, env: Any, clip_actions: float | None = None, obs_groups: Sequence[str] = ("policy",)):
+    def __init__(
+        self,
+        env: Any,
+        clip_actions: float | None = None,
+        obs_groups: Sequence[str] = (POLICY_GROUP,),
+        critic_groups: Sequence[str] | None = None,
+    ):
         missing = [name for name in NEEDED_ATTRIBUTES if not hasattr(env, name)]
         if missing:
             raise UserError(f"{type(env).__name__} is no RSL-RL VecEnv: it has no {', '.join(missing)}")
-        self._env, self._groups, self._clip = env, tuple(obs_groups), clip_actions
+        self._env, self._clip = env, clip_actions
         self.num_envs: int = env.num_envs
         self.device = torch.device(env.device)
-        first = self._join(env.get_observations())
+        first = env.get_observations()
+        if critic_groups is None:
+            has_critic = not isinstance(first, Tensor) and CRITIC_GROUP in first.keys()  # noqa: SIM118 (a TensorDict)
+            critic_groups = (CRITIC_GROUP,) if has_critic else obs_groups
+        self._policy_groups, self._critic_groups = tuple(obs_groups), tuple(critic_groups)
+        self._is_asymmetric = self._policy_groups != self._critic_groups
         limit = np.inf if clip_actions is None else clip_actions
-        self.spec = EnvSpec(
-            spaces.Box(-np.inf, np.inf, tuple(first.shape[1:]), np.float32),
-            spaces.Box(-limit, limit, (int(env.num_actions),), np.float32),
-            reports_final_obs=False,
-        )
+        actions = spaces.Box(-limit, limit, (int(env.num_actions),), np.float32)
+        policy = _space_of(_join(first, self._policy_groups))
+        if self._is_asymmetric:
+            groups = ObsGroups(policy, _space_of(_join(first, self._critic_groups)))
+            self.spec = EnvSpec.of_groups(groups, actions, reports_final_obs=False)
+        else:
+            self.spec = EnvSpec(policy, actions, reports_final_obs=False)
         self._extras: dict[str, Any] = {}
         self._log = StepLog()
 
     def reset(self) -> Tensor:
         """The current observations. RSL-RL's runner does not reset either: an environment has begun when it is made."""
-        return self._join(self._env.get_observations()).clone()
+        return self._row(self._env.get_observations()).clone()
 
     def step(self, action: Tensor) -> TensorStep:
         self._log.clear(self._extras)
@@ -73,7 +93,7 @@ class RslRlEnv:
         time_outs = self._extras.get("time_outs")
         # Some environments write a time-out only when an episode ends, so in other rows it may be an old one.
         truncated = torch.zeros_like(ended) if time_outs is None else ended & time_outs.to(torch.bool)
-        obs = self._join(groups).clone()
+        obs = self._row(groups).clone()
         return TensorStep(obs, obs, reward.clone(), ended & ~truncated, truncated)
 
     def metrics(self) -> Metrics:
@@ -84,17 +104,25 @@ class RslRlEnv:
         if hasattr(self._env, "close"):  # VecEnv's interface does not require it
             self._env.close()
 
-    def _join(self, groups: Any) -> Tensor:
-        if isinstance(groups, Tensor):
-            return groups
-        missing = [group for group in self._groups if group not in groups.keys()]  # noqa: SIM118 (a TensorDict)
-        if missing:
-            raise UserError(
-                f"the environment has no observations {missing[0]!r}: it has {', '.join(sorted(groups.keys()))}; "
-                "give --env-args obs_groups NAME, or NAME,NAME"
-            )
-        return (
-            torch.cat([groups[group] for group in self._groups], -1)
-            if len(self._groups) > 1
-            else groups[self._groups[0]]
+    def _row(self, groups: Any) -> Tensor:
+        """The observations as `spec` has them: of the policy, or the rows of policy and critic."""
+        policy = _join(groups, self._policy_groups)
+        if not self._is_asymmetric:
+            return policy
+        return torch.cat([policy.flatten(1), _join(groups, self._critic_groups).flatten(1)], dim=1)
+
+
+def _join(groups: Any, names: Sequence[str]) -> Tensor:
+    if isinstance(groups, Tensor):
+        return groups
+    missing = [name for name in names if name not in groups.keys()]  # noqa: SIM118 (a TensorDict)
+    if missing:
+        raise UserError(
+            f"the environment has no observations {missing[0]!r}: it has {', '.join(sorted(groups.keys()))}; "
+            "give --env-args obs_groups NAME, or NAME,NAME, and critic_groups likewise"
         )
+    return torch.cat([groups[name] for name in names], -1) if len(names) > 1 else groups[names[0]]
+
+
+def _space_of(obs: Tensor) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, tuple(obs.shape[1:]), np.float32)

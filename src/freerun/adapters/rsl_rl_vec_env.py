@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from freerun.adapters.space_adapter import CRITIC_GROUP, POLICY_GROUP
 from freerun.core import TensorEnv, UserError
 
 try:
@@ -21,7 +23,7 @@ DEFAULT_EPISODE_LENGTH = 1000
 
 
 class RslRlVecEnv(VecEnv):
-    """A `core.TensorEnv` as a VecEnv. All observations are in one group, "policy"."""
+    """A `core.TensorEnv` as a VecEnv, with the observation groups "policy" and, where there is one, "critic"."""
 
     def __init__(self, env: TensorEnv):
         if not isinstance(env.spec.action_space, spaces.Box):
@@ -52,7 +54,12 @@ class RslRlVecEnv(VecEnv):
         self._steps.copy_(value)
 
     def get_observations(self) -> TensorDict:
-        return TensorDict({"policy": self._obs}, batch_size=[self.num_envs])
+        groups = {POLICY_GROUP: self._obs}
+        if self._env.spec.obs_groups is not None:
+            policy, critic = self._env.spec.obs_groups
+            sizes = [math.prod(policy.shape), math.prod(critic.shape)]
+            groups = dict(zip((POLICY_GROUP, CRITIC_GROUP), torch.split(self._obs, sizes, dim=1), strict=True))
+        return TensorDict(groups, batch_size=[self.num_envs])
 
     def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         self._obs, _, reward, terminated, truncated = self._env.step(actions)

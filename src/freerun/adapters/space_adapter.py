@@ -9,7 +9,20 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from freerun.core import ActionSpace, Array, EnvSpec, UserError
+from freerun.core import ActionSpace, Array, EnvSpec, ObsGroups, UserError
+
+POLICY_GROUP, CRITIC_GROUP = "policy", "critic"
+"""The names of the two groups of observations, as in Isaac Lab and RSL-RL."""
+
+
+def has_groups(space: spaces.Space[Any]) -> bool:
+    """True for a Dict of what the policy sees and what only the value function sees, and of nothing else."""
+    return isinstance(space, spaces.Dict) and set(space) == {POLICY_GROUP, CRITIC_GROUP}
+
+
+def policy_part(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """What the policy sees of an observation, in the environment's own words."""
+    return space[POLICY_GROUP] if isinstance(space, spaces.Dict) and has_groups(space) else space
 
 
 class SpaceAdapter:
@@ -22,23 +35,46 @@ class SpaceAdapter:
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         max_episode_steps: int | None = None,
+        policy_group_only: bool = False,
     ):
+        """With `policy_group_only`, observations of two groups are cut down to what the policy sees."""
+        self._groups = (
+            (POLICY_GROUP, CRITIC_GROUP)[: 1 if policy_group_only else 2] if has_groups(observation_space) else ()
+        )
+        parts = [observation_space[name] for name in self._groups] or [observation_space]  # type: ignore[index]
+        self._readers = [_FlatReader(part) for part in parts]
+        obs_groups = ObsGroups(*(reader.space for reader in self._readers)) if len(parts) == 2 else None
         self.spec = EnvSpec(
-            _flat_observation_space(observation_space),
+            self._readers[0].space if obs_groups is None else obs_groups.row_space(),
             _policy_action_space(action_space),
             max_episode_steps=max_episode_steps,
+            obs_groups=obs_groups,
         )
         self.convert_action = _action_converter(action_space)
         """A function from the policy's action to an action of the environment's space; None if they are the same."""
-        self._original_space = observation_space
-        self._flattens = not isinstance(observation_space, spaces.Box)
-        self._dtype = self.spec.observation_space.dtype
 
     def read(self, obs: Any) -> Array:
         """Convert one observation to an array. The caller must check that it has the shape of `spec`."""
+        if not self._groups:
+            return self._readers[0].read(obs)
+        parts = [reader.read(obs[name]) for name, reader in zip(self._groups, self._readers, strict=True)]
+        # One row, the policy's group first.
+        return parts[0] if len(parts) == 1 else np.concatenate([part.ravel() for part in parts])
+
+
+class _FlatReader:
+    """Converts elements of a space to arrays."""
+
+    def __init__(self, space: spaces.Space[Any]):
+        self._original_space = space
+        self._flattens = not isinstance(space, spaces.Box)
+        self.space = _flat_observation_space(space)
+        """The space of the arrays."""
+
+    def read(self, obs: Any) -> Array:
         if self._flattens:
             obs = spaces.utils.flatten(self._original_space, obs)
-        return np.asarray(obs, self._dtype)
+        return np.asarray(obs, self.space.dtype)
 
 
 def _flat_observation_space(space: spaces.Space[Any]) -> spaces.Box:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from freerun.adapters.catalog import TENSOR_ENVS
 from freerun.adapters.images import image_shape
-from freerun.core import EnvSpaces, EnvSpec, TensorEnv, UserError, import_callable
+from freerun.core import EnvSpaces, EnvSpec, Metrics, TensorEnv, TensorStep, UserError, import_callable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GIVEN = "object:"
 FAMILY = ("-", ":")
@@ -61,7 +65,17 @@ class TensorEnvs:
 
     The constructor builds them at once, because a simulator must stay on the thread that has made it."""
 
-    def __init__(self, env: str, num_envs: int, num_shares: int, device: str, seed: int, env_args: Mapping[str, Any]):
+    def __init__(
+        self,
+        env: str,
+        num_envs: int,
+        num_shares: int,
+        device: str,
+        seed: int,
+        env_args: Mapping[str, Any],
+        policy_group_only: bool = False,
+    ):
+        """With `policy_group_only`, what only the value function may see is left out of the observations."""
         builder = find_builder(env)
         assert builder is not None
         if num_envs % num_shares:
@@ -75,6 +89,37 @@ class TensorEnvs:
             build(env, num_envs=num_envs // num_shares, device=device, seed=seed + share, **env_args)
             for share in range(num_shares)
         ]
+        self.hides_critic_group = policy_group_only and self.envs[0].spec.obs_groups is not None
+        if self.hides_critic_group:
+            self.envs = [PolicyGroupEnv(env) for env in self.envs]
         self.spec: EnvSpec = self.envs[0].spec
-        self.image_shape = image_shape(self.spec.observation_space)
-        self.spaces = EnvSpaces(self.spec.observation_space, self.spec.action_space)
+        self.image_shape = image_shape(self.spec.policy_space)
+        self.spaces = EnvSpaces(self.spec.policy_space, self.spec.action_space)
+
+
+class PolicyGroupEnv:
+    """A tensor environment without the observations that only a value function may see."""
+
+    def __init__(self, env: TensorEnv):
+        self._env = env
+        self.spec = env.spec.without_critic_group()
+        self.num_envs, self.device, self.is_capturable = env.num_envs, env.device, env.is_capturable
+        self.is_elsewhere: bool = getattr(env, "is_elsewhere", False)
+        self._shape = self.spec.observation_space.shape
+        self._num_seen = math.prod(self._shape)
+
+    def reset(self) -> Tensor:
+        return self._seen(self._env.reset())
+
+    def step(self, action: Tensor) -> TensorStep:
+        result = self._env.step(action)
+        return result._replace(obs=self._seen(result.obs), final_obs=self._seen(result.final_obs))
+
+    def metrics(self) -> Metrics:
+        return self._env.metrics()
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _seen(self, rows: Tensor) -> Tensor:
+        return rows[:, : self._num_seen].reshape(-1, *self._shape)

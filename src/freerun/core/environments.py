@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 
 from freerun.core.accounting import Tracks
@@ -27,6 +28,21 @@ class EnvSpaces(NamedTuple):
     action: spaces.Space[Any]
 
 
+class ObsGroups(NamedTuple):
+    """What the policy sees, and what the value function sees instead: an asymmetric critic (Pinto et al. 2018).
+
+    An observation then is one row of numbers: those of the policy's group, followed by those of the critic's group.
+    """
+
+    policy: spaces.Box
+    critic: spaces.Box
+
+    def row_space(self) -> spaces.Box:
+        """The space of whole rows."""
+        low, high = (np.concatenate([getattr(group, end).ravel() for group in self]) for end in ("low", "high"))
+        return spaces.Box(low, high, dtype=low.dtype.type)
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """What an algorithm must know about an environment."""
@@ -37,6 +53,27 @@ class EnvSpec:
     """False if the environment resets itself and hides the last observation of an episode."""
     max_episode_steps: int | None = None
     """The time limit: no episode has more steps. None if there is no limit, or if it is not known."""
+    obs_groups: ObsGroups | None = None
+    """The two groups that an observation consists of. None if policy and value function see the same."""
+
+    @classmethod
+    def of_groups(cls, obs_groups: ObsGroups, action_space: ActionSpace, reports_final_obs: bool) -> EnvSpec:
+        """The spec of an environment whose observations are rows of two groups."""
+        return cls(obs_groups.row_space(), action_space, reports_final_obs, obs_groups=obs_groups)
+
+    @property
+    def policy_space(self) -> spaces.Box:
+        """What the policy sees of an observation."""
+        return self.observation_space if self.obs_groups is None else self.obs_groups.policy
+
+    @property
+    def critic_space(self) -> spaces.Box:
+        """What the value function sees of an observation."""
+        return self.observation_space if self.obs_groups is None else self.obs_groups.critic
+
+    def without_critic_group(self) -> EnvSpec:
+        """The same environment for an algorithm that learns from the policy's group alone."""
+        return replace(self, observation_space=self.policy_space, obs_groups=None)
 
     @property
     def action_shape(self) -> tuple[int, ...]:

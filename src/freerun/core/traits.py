@@ -222,6 +222,9 @@ class AlgorithmTraits:
     has_stages: bool = False
     """It has a setting `stages` (auto, in-turn, concurrent) and an attribute `stages` with those that run beside the
     learner."""
+    has_critic_group: bool = False
+    """Its value function can see another group of observations than its policy (`EnvSpec.obs_groups`). Algorithms that
+    do not declare this are given the policy's group alone."""
     rates_segments: bool = False
     """It has a method `importance(segment)`, which --queue-priority td-error needs."""
     has_acceleration: bool = False

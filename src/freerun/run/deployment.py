@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from freerun.adapters.space_adapter import SpaceAdapter
+from freerun.adapters.space_adapter import POLICY_GROUP, SpaceAdapter, has_groups, policy_part
 from freerun.adapters.tensor_envs import is_only_tensors
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.core import Array, EnvSpaces, EnvSpec, FloatArray, Policy, UserError
@@ -41,7 +41,8 @@ class TrainedPolicy:
     def __init__(self, actor: Policy, env_spaces: EnvSpaces, settings: Settings, seed: int | None = None):
         self.actor = actor
         """The policy as workers use it. It takes flat observations, and its actions are not clipped yet."""
-        self.observation_space, self.action_space = env_spaces
+        self._has_groups = has_groups(env_spaces.observation)
+        self.observation_space, self.action_space = policy_part(env_spaces.observation), env_spaces.action
         self.settings = settings
         self._rng = np.random.default_rng(seed)
 
@@ -79,6 +80,8 @@ class TrainedPolicy:
     def _read(self, obs: Any) -> tuple[Array, bool]:
         """Return the observations as rows for the actor, and whether they were a batch."""
         adapter, space = self._adapter, self.observation_space
+        if self._has_groups:
+            obs = _policy_group(obs)
         shape = adapter.spec.observation_space.shape
         try:
             if isinstance(space, spaces.Box):  # the usual case, without a loop over the rows of a batch
@@ -99,6 +102,13 @@ class TrainedPolicy:
                 f"this is neither: {reason}"
             ) from None
         return rows, is_batch
+
+
+def _policy_group(obs: Any) -> Any:
+    """What the policy sees of one observation or of a batch, which need not hold what only the value function sees."""
+    if isinstance(obs, list | tuple):
+        return [_policy_group(element) for element in obs]
+    return obs[POLICY_GROUP] if isinstance(obs, Mapping) and POLICY_GROUP in obs else obs
 
 
 def _elements(space: spaces.Space[Any], value: Any) -> list[Any] | None:
@@ -198,7 +208,7 @@ class SavedPolicy:
         """Load the policy. `env_spaces` serve files of older versions, which do not hold the spaces."""
         file = read_policy(self.policy_path)
         env_spaces = file.spaces or env_spaces or self._spaces_of_env(trust)
-        env_spec = SpaceAdapter(*env_spaces).spec
+        env_spec = SpaceAdapter(policy_part(env_spaces.observation), env_spaces.action).spec
         # A file from elsewhere may hold a network of other sizes, which would fail much later and less clearly.
         actor = self._restore(file, env_spec, trust)
         taken = ActorSpec.of(env_spec, actor.spec.hidden_sizes, actor.spec.activation)

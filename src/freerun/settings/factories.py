@@ -70,20 +70,26 @@ def make_tensors(config: AnyConfig, num_envs: int, num_shares: int, seed: int) -
     env_args: dict[str, Any] = dict(config.env_args)
     if is_isaac_task(config.env):
         env_args["headless"] = config.headless
-    return TensorEnvs(config.env, num_envs, num_shares, config.device, seed, env_args)
+    return TensorEnvs(config.env, num_envs, num_shares, config.device, seed, env_args, _policy_group_only(config))
 
 
 def make_factory(config: AnyConfig) -> GymnasiumFactory:
     return GymnasiumFactory(*env_recipe(config))
 
 
-def env_recipe(config: AnyConfig) -> tuple[EnvName, dict[str, Any], int | None]:
-    """Return what the environments of a run are made of: what builds one, its arguments, and the time limit."""
+def _policy_group_only(config: AnyConfig) -> bool:
+    """True if the algorithm has no use for observations that only a value function may see."""
+    return not find_algorithm(config.algo).traits.has_critic_group
+
+
+def env_recipe(config: AnyConfig) -> tuple[EnvName, dict[str, Any], int | None, bool]:
+    """Return what the environments of a run are made of: the arguments of a `GymnasiumFactory`."""
     if is_only_tensors(config.env):
         raise UserError(
             f"{config.env} is stepped as tensors, never alone: leave out --eval-every, and use freerun eval afterwards"
         )
-    return *config.env_settings.recipe(config.env, config.env_args), config.max_episode_steps
+    env, env_args = config.env_settings.recipe(config.env, config.env_args)
+    return env, env_args, config.max_episode_steps, _policy_group_only(config)
 
 
 def make_algorithm(
@@ -136,6 +142,12 @@ def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorith
         first = "" if traits.has_network else f"choose --algo {_first_with_network()} and "
         raw = images_go_raw(factory.image_shape)
         found.append(f"{raw}; {first}{IMAGE_ADVICE}")
+    if factory.hides_critic_group:
+        able = [name for name, entry in ALGORITHMS.items() if entry.traits.has_critic_group]
+        found.append(
+            f'the "critic" observations are not used: the value function of --algo {config.algo} sees what the policy '
+            f"sees (--algo {' or '.join(able)} uses them)"
+        )
     named: dict[str, Any] = {"environment": config.env, "algorithm": config.algo, "mode": config.mode}
     named |= {what: getattr(config.algorithm, what) for what in traits.code_settings}
     for what, given in named.items():

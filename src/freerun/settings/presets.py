@@ -19,7 +19,10 @@ class Preset:
 
 
 def _mbpo(env: str, about: str, total_steps: int, target_entropy: float, termination: str, **more: Any) -> Preset:
-    """Settings of MBPO as in its paper (Janner et al. 2019, appendix C) and its code."""
+    """Settings of MBPO as in its paper (Janner et al. 2019, appendix C) and its code, whose epochs have 1,000 steps.
+
+    The last model steps that are kept are those of as many epochs as the code retains.
+    """
     settings = {"env": env, "algo": "mbpo", "total_steps": total_steps, "learning_starts": 5000}
     settings |= {"target_entropy": target_entropy, "termination": termination, **more}
     return Preset(f"{env} with the settings of the MBPO paper: {about}", settings)
@@ -46,6 +49,27 @@ PRESETS = {
             "anneal_learning_rate": True,
         },
     ),
+    "rsl-rl": Preset(
+        "PPO as RSL-RL sets it if nothing is configured, for environments that are tensors: after an ENV",
+        {
+            "algo": "ppo",
+            "num_epochs": 5,
+            "learning_rate": 1e-3,
+            "desired_kl": 0.01,
+            "gamma": 0.99,
+            "gae_lambda": 0.95,
+            "clip_range": 0.2,
+            "value_clip": 0.2,
+            "value_coef": 1.0,
+            "entropy_coef": 0.01,
+            "max_grad_norm": 1.0,
+            "advantage_rows": "update",
+            "hidden_sizes": (256, 256, 256),
+            "activation": "elu",
+            "normalize_obs": False,
+            "normalize_reward": False,
+        },
+    ),
     "mbpo-inverted-pendulum": _mbpo(
         "InvertedPendulum-v5",
         "10 updates per step",
@@ -54,9 +78,17 @@ PRESETS = {
         "inverted-pendulum",
         updates_per_step=10.0,
         learning_starts=500,
+        model_steps_kept=250,  # its epochs are shorter
     ),
     "mbpo-hopper": _mbpo(
-        "Hopper-v5", "rollouts grow to 15 steps", 125_000, -1.0, "hopper", rollout_length=1, rollout_length_end=15
+        "Hopper-v5",
+        "rollouts grow to 15 steps",
+        125_000,
+        -1.0,
+        "hopper",
+        rollout_length=1,
+        rollout_length_end=15,
+        rollout_growth=(20_000, 150_000),
     ),
     "mbpo-walker2d": _mbpo("Walker2d-v5", "20 updates per step", 300_000, -3.0, "walker2d"),
     "mbpo-halfcheetah": _mbpo("HalfCheetah-v5", "40 updates per step", 400_000, -3.0, "never", updates_per_step=40.0),
@@ -68,7 +100,24 @@ PRESETS = {
         "ant",
         rollout_length=1,
         rollout_length_end=25,
+        rollout_growth=(20_000, 100_000),
         env_args={"include_cfrc_ext_in_observation": False},
+    ),
+    "mbpo-humanoid": _mbpo(
+        "Humanoid-v5",
+        "rollouts grow to 25 steps, a wider model",
+        300_000,
+        -2.0,
+        "humanoid",
+        rollout_length=1,
+        rollout_length_end=25,
+        rollout_growth=(20_000, 300_000),
+        steps_per_model_training=1000,
+        rollouts_per_step=100.0,  # 100,000 at every training of the model
+        model_steps_kept=5000,
+        model_hidden_sizes=(400, 400, 400, 400),
+        # Positions and velocities alone, as in the code's own environment.
+        env_args={f"include_{part}_in_observation": False for part in ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")},
     ),
     "mbpo-small": Preset(
         "MBPO with networks that a CPU can train: for small problems, after another preset or with an ENV",

@@ -77,7 +77,7 @@ class MBPOConfig(DynamicsConfig):
     rollout_length_end: int | None = None
     """Steps of a model rollout in the end (if not given: as at first)."""
     rollout_growth: tuple[int, int] = (20_000, 100_000)
-    """Environment steps between which rollouts grow from the first length to the last."""
+    """Environment steps after --learning-starts between which rollouts grow from the first length to the last."""
     model_steps_kept: int = 1000
     """Learn from the model rollouts of this many environment steps; older ones are forgotten."""
     real_share: float = 0.05
@@ -98,10 +98,12 @@ class MBPOConfig(DynamicsConfig):
             raise UserError(f"--real-share must lie between 0 and 1, not {self.real_share}")
 
     def length_at(self, num_steps: int) -> int:
-        """The length of model rollouts after this many real steps."""
+        """The length of model rollouts after this many real steps, of which the first are exploration."""
         # A thresholded linear function (Janner et al. 2019, appendix C):
         # k(n) = min(max(first + (n - begin) / (end - begin) * (last - first), first), last)
         first, last = self.rollout_length, self.rollout_length_end or self.rollout_length
         begin, end = self.rollout_growth
-        share = min(1.0, max(0.0, (num_steps - begin) / (end - begin)))
+        # The paper's code counts from the first step after exploration.
+        num_learned = num_steps - self.learning_starts
+        share = min(1.0, max(0.0, (num_learned - begin) / (end - begin)))
         return int(first + share * (last - first))

@@ -52,7 +52,7 @@ class DeviceActor:
     @torch.no_grad()
     def act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         num_rows, spec = len(obs), self.spec
-        obs = obs.reshape(num_rows, -1).float()
+        obs = obs.reshape(num_rows, -1)[:, : spec.obs_size].float()
         if spec.normalize_obs:
             obs = (obs - self._views["obs_mean"]) * self._views["obs_scale"]
             obs = obs.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -29,7 +29,7 @@ from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, User
 if TYPE_CHECKING:
     import torch
 
-Activation = Literal["tanh", "relu"]
+Activation = Literal["tanh", "relu", "elu"]
 NORMALIZED_LIMIT = 10.0
 """Normalised observations and scaled rewards are clipped to this many standard deviations."""
 MAX_GUMBEL_CHOICES = 64
@@ -55,6 +55,9 @@ class ActorSpec:
     noise_range: tuple[float, ...] = ()
     """Of a deterministic policy within these ranges: the lowest and the highest deviation of its exploration noise, for
     actions in [-1, 1]. Empty for other policies."""
+    critic_obs_size: int = 0
+    """How many numbers stand behind those that the policy sees in an observation: the critic's group of an
+    `EnvSpec.obs_groups`. The policy also takes observations without them."""
 
     def __post_init__(self) -> None:
         require_positive(self, "hidden_sizes")
@@ -84,8 +87,17 @@ class ActorSpec:
             categories = tuple(int(n) for n in space.nvec)
         else:
             gaussian_size = math.prod(space.shape)
-        obs_size = math.prod(env.observation_space.shape)
-        return cls(obs_size, hidden_sizes, activation, categories, gaussian_size, normalize_obs)
+        obs_size = math.prod(env.policy_space.shape)
+        critic_obs_size = 0 if env.obs_groups is None else math.prod(env.critic_space.shape)
+        return cls(
+            obs_size,
+            hidden_sizes,
+            activation,
+            categories,
+            gaussian_size,
+            normalize_obs,
+            critic_obs_size=critic_obs_size,
+        )
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> ActorSpec:
@@ -140,6 +152,24 @@ def named_views(flat: Flat, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
 
 def flat_size(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
+
+
+def elu(x: FloatArray, out: FloatArray) -> None:
+    """x where it is above 0, and exp(x) - 1 elsewhere (Clevert et al. 2016, alpha = 1); `out` may be x itself."""
+    negative = np.minimum(x, np.float32(0))
+    np.expm1(negative, out=negative)
+    np.maximum(x, np.float32(0), out=out)
+    out += negative
+
+
+def _activation(name: Activation) -> Callable[..., Any]:
+    """A function of an array and `out`, the array to write to."""
+    activations: dict[Activation, Callable[..., Any]] = {
+        "tanh": np.tanh,
+        "relu": functools.partial(np.maximum, np.float32(0)),
+        "elu": elu,
+    }
+    return activations[name]
 
 
 class MLPActor:
@@ -223,7 +253,8 @@ class MLPActor:
             for row in range(num_rows):
                 self._forward_single(obs[row], output[row])
         else:
-            output = self._forward(obs.reshape(num_rows, -1))
+            rows = obs.reshape(num_rows, -1)
+            output = self._forward(rows[:, : self.spec.obs_size] if self.spec.critic_obs_size else rows)
         return self._head.decide(output, noise)
 
     def single(self) -> SingleAct:
@@ -237,12 +268,15 @@ class MLPActor:
         inputs = [np.ones(augmented.shape[1], np.float32) for augmented in self._augmented]
         outputs = [layer_input[:-1] for layer_input in inputs[1:]]  # a layer writes into the input of the next
         obs_input, normalize = inputs[0][:-1], self._normalize if self.spec.normalize_obs else None
-        activate = np.tanh if self.spec.activation == "tanh" else functools.partial(np.maximum, np.float32(0))
+        activate = _activation(self.spec.activation)
         dots = [augmented.dot for augmented in self._augmented]
         hidden = tuple(zip(dots[:-1], inputs[:-1], outputs, strict=True))
         last_dot, last_input = dots[-1], inputs[-1]
+        seen = slice(self.spec.obs_size) if self.spec.critic_obs_size else None
 
         def forward_single(obs: Array, output: FloatArray) -> None:
+            if seen is not None:
+                obs = obs.reshape(-1)[seen]
             obs_input[...] = obs if obs.ndim == 1 else obs.reshape(-1)
             if normalize is not None:
                 normalize(obs_input)
@@ -258,19 +292,13 @@ class MLPActor:
         if self.spec.normalize_obs:
             x = x.astype(np.float32)
             self._normalize(x)
-        last = len(self._layers) - 1
+        last, activate = len(self._layers) - 1, _activation(self.spec.activation)
         for layer, (weight, bias) in enumerate(self._layers):
             x = x.dot(weight.T)
             x += bias
             if layer < last:
-                self._activate(x)
+                activate(x, out=x)
         return x
-
-    def _activate(self, x: FloatArray) -> None:
-        if self.spec.activation == "tanh":
-            np.tanh(x, x)
-        else:
-            np.maximum(x, 0.0, out=x)
 
     def _normalize(self, x: FloatArray) -> None:
         """x <- clip((x - mean) / std), in place; `obs_scale` is 1 / std."""

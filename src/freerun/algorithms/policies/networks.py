@@ -24,6 +24,9 @@ class Tanh(nn.Tanh):
         return torch.from_numpy(np.tanh(x.numpy()))
 
 
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+
+
 def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.Sequential:
     """Linear layers with orthogonal weights and zero biases, as is usual for PPO.
 
@@ -37,7 +40,7 @@ def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.
         nn.init.zeros_(linear.bias)
         layers.append(linear)
         if not is_last:
-            layers.append(Tanh() if activation == "tanh" else nn.ReLU())
+            layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers)
 
 
@@ -58,15 +61,21 @@ def flatten_parameters(module: nn.Module) -> nn.Parameter:
     return flat
 
 
-def step_if_finite(optimizer: torch.optim.Adam, gradient: Tensor, num_bad_gradients: Tensor) -> None:
+def step_if_finite(
+    optimizer: torch.optim.Adam, gradient: Tensor, num_bad_gradients: Tensor, is_skipped: Tensor | None = None
+) -> None:
     """Take the optimiser's step, unless the gradient is not finite: such a gradient is counted and changes nothing.
+
+    Where `is_skipped` is true, the step is not taken either, and nothing is counted.
 
     A gradient of zeros would not do, because Adam would still follow its older gradients. The step is skipped on the
     device, so the host waits for nothing: `found_inf` is how torch's own GradScaler tells a fused optimiser to skip.
     """
     # One number that is not finite makes the sum so too. A sum that overflows counts as bad as well.
     is_bad = ~gradient.sum().isfinite()
-    num_bad_gradients += is_bad
+    num_bad_gradients += is_bad if is_skipped is None else is_bad & ~is_skipped
+    if is_skipped is not None:
+        is_bad = is_bad | is_skipped
     optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
     optimizer.step()
 
@@ -96,24 +105,29 @@ class StackedMLP(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """A policy and a value function without shared layers, behind one observation normaliser."""
+    """A policy and a value function without shared layers, behind one observation normaliser.
+
+    Where an observation consists of two groups, each of them sees its own.
+    """
 
     obs_mean: Tensor
     obs_scale: Tensor
 
-    def __init__(self, spec: ActorSpec, make_network: Callable[[int], nn.Module] | None = None):
-        """`make_network` builds the user's own network from its number of outputs. Without it both are MLPs."""
+    def __init__(self, spec: ActorSpec, own_networks: tuple[nn.Module, nn.Module] | None = None):
+        """`own_networks` are the user's own, for the policy and for the value function. Without them both are MLPs."""
         super().__init__()
         self.spec = spec
-        if make_network is None:
+        if own_networks is None:
+            critic_size = spec.critic_obs_size or spec.obs_size
             self.actor: nn.Module = mlp((spec.obs_size, *spec.hidden_sizes, spec.output_size), spec.activation, 0.01)
-            self.critic: nn.Module = mlp((spec.obs_size, *spec.hidden_sizes, 1), spec.activation, 1.0)
+            self.critic: nn.Module = mlp((critic_size, *spec.hidden_sizes, 1), spec.activation, 1.0)
         else:
-            self.actor, self.critic = make_network(spec.output_size), make_network(1)
+            self.actor, self.critic = own_networks
         if spec.gaussian_size:
             self.log_std = nn.Parameter(torch.zeros(spec.gaussian_size))
-        self.register_buffer("obs_mean", torch.zeros(spec.obs_size))
-        self.register_buffer("obs_scale", torch.ones(spec.obs_size))
+        self.row_size = spec.obs_size + spec.critic_obs_size
+        self.register_buffer("obs_mean", torch.zeros(self.row_size))
+        self.register_buffer("obs_scale", torch.ones(self.row_size))
 
     def normalize(self, obs: Tensor) -> Tensor:
         """clip((obs - mean) / std); `obs_scale` is 1 / std."""
@@ -121,8 +135,14 @@ class ActorCritic(nn.Module):
             return obs
         return ((obs - self.obs_mean) * self.obs_scale).clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
 
+    def head(self, normalized_obs: Tensor) -> Tensor:
+        """The policy's output, such as logits, for whole observations [N, row_size]."""
+        return self.actor(normalized_obs[:, : self.spec.obs_size] if self.spec.critic_obs_size else normalized_obs)  # type: ignore[no-any-return]
+
     def value(self, normalized_obs: Tensor) -> Tensor:
-        return self.critic(normalized_obs).squeeze(-1)  # type: ignore[no-any-return]
+        """V(s) [N] for whole observations [N, row_size]."""
+        seen = normalized_obs[:, self.spec.obs_size :] if self.spec.critic_obs_size else normalized_obs
+        return self.critic(seen).squeeze(-1)  # type: ignore[no-any-return]
 
     def log_prob(self, head: Tensor, action: Tensor) -> Tensor:
         """Log-probabilities [N] of actions, given the actor's output `head`."""
@@ -137,7 +157,8 @@ class ActorCritic(nn.Module):
 
     def export(self, policy: Policy) -> None:
         """Copy the actor's weights and the normaliser into the workers' policy."""
-        arrays = {"obs_mean": self.obs_mean, "obs_scale": self.obs_scale, **self.actor.state_dict()}
+        normalizer = {"obs_mean": self.obs_mean, "obs_scale": self.obs_scale}
+        arrays = {name: tensor[: self.spec.obs_size] for name, tensor in normalizer.items()} | self.actor.state_dict()
         if self.spec.gaussian_size:
             arrays["log_std"] = self.log_std
         policy.load(torch.cat([arrays[name].detach().reshape(-1) for name in policy.arrays]).cpu().numpy())

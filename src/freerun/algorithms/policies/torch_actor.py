@@ -36,11 +36,11 @@ class ShapedNetwork(nn.Module):
         return output
 
 
-def build(network: str | Network, env: EnvSpec, num_outputs: int) -> ShapedNetwork:
-    """Call the user's function and check at once that its module fits."""
+def build(network: str | Network, space: spaces.Box, num_outputs: int) -> ShapedNetwork:
+    """Call the user's function and check at once that its module fits observations of this space."""
     make = import_callable(network, "network") if isinstance(network, str) else network
-    shape = env.observation_space.shape
-    module = make(env.observation_space, num_outputs)
+    shape = space.shape
+    module = make(space, num_outputs)
     if not isinstance(module, nn.Module):
         raise UserError(f"--network must return a torch.nn.Module, but returned {type(module).__name__}")
     shaped = ShapedNetwork(module, shape)
@@ -106,7 +106,7 @@ class TorchActor:
         fields = {name: value for name, value in description.items() if name != "kind"}
         name, scalar_actions = fields.pop("network"), fields.pop("scalar_actions")
         spec = ActorSpec.read(fields)
-        actor = cls(spec, build(name, env, spec.output_size), name, scalar_actions, batch_invariant=False)
+        actor = cls(spec, build(name, env.policy_space, spec.output_size), name, scalar_actions, batch_invariant=False)
         shapes = {name: array.shape for name, array in actor.arrays.items()}
         if {name: array.shape for name, array in arrays.items()} != shapes:
             raise UserError(f"the policy's arrays do not fit the network {name!r}, which has {shapes}")
@@ -135,7 +135,8 @@ class TorchActor:
         return act
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
-        flat = torch.from_numpy(np.ascontiguousarray(obs)).reshape(len(obs), -1).float()
+        flat = torch.from_numpy(np.ascontiguousarray(obs)).reshape(len(obs), -1)
+        flat = flat[:, : self.spec.obs_size].float()
         if self.spec.normalize_obs:
             mean, scale = (torch.from_numpy(self.arrays[name]) for name in ("obs_mean", "obs_scale"))
             flat = ((flat - mean) * scale).clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)

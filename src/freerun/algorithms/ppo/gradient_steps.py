@@ -67,7 +67,10 @@ class AutogradSteps:
         self.descend_loss(self._config, self._losses, share)
         self._step_losses.append(share * torch.stack([self._losses.policy_loss, self._losses.value_loss]))
 
-    def descend_loss(self, config: PPOConfig, losses: PPOLosses, share: float = 1.0) -> None:
+    def descend_loss(
+        self, config: PPOConfig, losses: PPOLosses, share: float = 1.0, is_skipped: Tensor | None = None
+    ) -> None:
+        """Take a step down the losses, unless the device finds `is_skipped` to be true."""
         gradient = self._weights.grad
         assert gradient is not None
         # In place and not set to None: the gradients of all layers are views of this buffer.
@@ -76,7 +79,7 @@ class AutogradSteps:
         average_over_learners_(self._group, gradient, share)
         # Clip by norm: g <- g * min(1, max_grad_norm / (|g| + 1e-6))
         gradient *= (config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
-        step_if_finite(self._optimizer, gradient, self._num_bad_gradients)
+        step_if_finite(self._optimizer, gradient, self._num_bad_gradients, is_skipped)
 
     def mean_losses(self) -> Tensor:
         if not self._step_losses:
@@ -98,6 +101,7 @@ class FastSteps:
         self._group = group
         self._num_bad_gradients = num_bad
         self._actor, self._critic = (NumpyMLP(layers_of(part), net.spec.activation) for part in (net.actor, net.critic))
+        self._spec = net.spec
         self._head: GradientHead
         if net.spec.gaussian_size:
             assert net.log_std.grad is not None
@@ -115,12 +119,16 @@ class FastSteps:
     def compute(self, rows: Tensor, advantage_of_all: Tensor | None) -> Tensor:
         config = self._config
         picked = rows.numpy()
-        obs, action, proximal, weight, advantage, target = (column.take(picked, axis=0) for column in self._columns)
-        log_ratio: FloatArray = self._head.log_prob(self._actor.forward(obs), action) - proximal
+        *columns, old_value = self._columns
+        obs, action, proximal, weight, advantage, target = (column.take(picked, axis=0) for column in columns)
+        seen_by_actor, seen_by_critic = obs, obs
+        if self._spec.critic_obs_size:
+            seen_by_actor, seen_by_critic = obs[:, : self._spec.obs_size], obs[:, self._spec.obs_size :]
+        log_ratio: FloatArray = self._head.log_prob(self._actor.forward(seen_by_actor), action) - proximal
 
         # Advantage normalisation: (A - mean(A)) / (std(A) + eps), over the whole minibatch
         of_all = advantage if advantage_of_all is None else advantage_of_all.numpy()
-        if config.normalize_advantage and len(of_all) > 1:
+        if config.normalizes_minibatches and len(of_all) > 1:
             advantage = (advantage - of_all.mean()) / (of_all.std(ddof=1) + ADVANTAGE_EPSILON)
 
         # L = -mean(w * min(ratio * A, clip(ratio) * A)), so dL/dlog_ratio = -w * ratio * A / n where the first is the
@@ -137,8 +145,18 @@ class FastSteps:
         self._d_log_prob = objective
 
         # L = mean((V - target)^2), so dL/dV = 2 (V - target) / n
-        error = self._critic.forward(obs)[:, 0] - target
+        value = self._critic.forward(seen_by_critic)[:, 0]
+        error = value - target
         self._d_value = error * (2 * config.value_coef / num_rows)
+        if config.value_clip is not None:
+            # The larger one counts of (V - target)^2 and (V_old + clip(V - V_old) - target)^2. Beyond the limits the
+            # slope of the second is 0; within them both are the same.
+            old = old_value.take(picked)
+            moved = value - old
+            clipped_error = old + np.clip(moved, -config.value_clip, config.value_clip) - target
+            is_held = (np.abs(moved) > config.value_clip) & (np.abs(clipped_error) > np.abs(error))
+            self._d_value *= ~is_held
+            error = np.where(is_held, clipped_error, error)
         self._losses = (policy_loss, np.dot(error, error) / num_rows)
         return torch.from_numpy(log_ratio)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -24,11 +24,16 @@ from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
 from freerun.algorithms.policies.running_moments import RunningMoments, needs_normalizing
 from freerun.algorithms.policies.torch_actor import TorchActor, build
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
-from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs
-from freerun.algorithms.ppo.objective import PPOLosses, policy_change, ppo_losses
+from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs, acceleration_of
+from freerun.algorithms.ppo.objective import (
+    PPOLosses,
+    adapted_learning_rate,
+    normalized_advantage,
+    policy_change,
+    ppo_losses,
+)
 from freerun.algorithms.ppo.ppo_config import (
     PPOConfig,
-    adapted_learning_rate,
     learner_note,
     scaled_defaults,
     with_sizes,
@@ -43,7 +48,6 @@ from freerun.algorithms.ppo.training_batch import (
     prepare_grid,
 )
 from freerun.core import (
-    Acceleration,
     AlgorithmTraits,
     AnySegment,
     Demand,
@@ -64,13 +68,6 @@ MAX_KL_FACTOR = 1.5
 """An update stops once the KL divergence exceeds `target_kl` by this factor, as in OpenAI's Spinning Up."""
 
 
-def acceleration_of(config: PPOConfig, device: torch.device) -> Acceleration:
-    """`auto` captures gradient steps but does not fuse kernels, which takes half a minute before the first update."""
-    if device.type != "cuda" or config.network is not None:
-        return "none"
-    return "graph" if config.acceleration == "auto" else config.acceleration
-
-
 class PPO:
     """Learns from whole segments. Values and advantages are computed here, with the newest weights.
 
@@ -86,6 +83,7 @@ class PPO:
         scaled_defaults=scaled_defaults,
         has_acceleration=True,
         has_network=True,
+        has_critic_group=True,
         code_settings=("network",),
         minibatch_setting="minibatch_size",
         update_ratio_setting="num_epochs",
@@ -109,7 +107,7 @@ class PPO:
         self.net, self.policy = self._make_networks(env, seed, deterministic)
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = flatten_parameters(self.net)
-        self._acceleration = acceleration_of(config, self._device)
+        self._acceleration = acceleration_of(config, self.net, self._device)
         is_captured = self._acceleration != "none"
         if self._learner_group.count > 1 and is_captured:
             raise UserError("several learners cannot record their gradient steps: give --acceleration none")
@@ -124,14 +122,16 @@ class PPO:
         autograd = AutogradSteps(*parts)
         self._gradient_steps: GradientSteps = FastSteps(*parts) if is_fast else autograd
 
-        def descend(losses: PPOLosses) -> None:
-            autograd.descend_loss(self.config, losses)
+        def descend(losses: PPOLosses, kl: Tensor, tells_of_step: Tensor, is_skipped: Tensor | None) -> None:
+            self._adapt_learning_rate(kl, tells_of_step)
+            autograd.descend_loss(self.config, losses, is_skipped=is_skipped)
 
+        goes_too_far = None if config.target_kl is None else self._goes_too_far
         self._graphed_epochs = GraphedEpochs(
-            self._losses, self._policy_change, descend, self._device, self._acceleration
+            self._losses, self._policy_change, goes_too_far, descend, self._device, self._acceleration
         )
         self._graphed_preparation = GraphedFunction(self._prepare_grid, self._device, self._acceleration)
-        self._obs_moments = RunningMoments((self.net.spec.obs_size,))
+        self._obs_moments = RunningMoments((self.net.row_size,))
         self.reward_scale = RewardScale(config.gamma)
         self._segments: list[AnySegment] = []
         self._sizes: list[SegmentSize] = []  # of the segments of all learners
@@ -141,14 +141,19 @@ class PPO:
         """The networks that learn, and the policy that travels to the workers."""
         config, network = self.config, self.config.network
         hidden_sizes = config.hidden_sizes if network is None else ()
-        self._is_normalized = torch.from_numpy(needs_normalizing(env.observation_space))
+        groups = env.obs_groups or (env.observation_space,)
+        self._is_normalized = torch.from_numpy(np.concatenate([needs_normalizing(group) for group in groups]))
         normalize_obs = bool(config.normalize_obs and self._is_normalized.any())
         spec = ActorSpec.of(env, hidden_sizes, config.activation, normalize_obs)
         scalar_actions = isinstance(env.action_space, spaces.Discrete)
         # The seed of the networks must not reseed others that draw from torch's global generator.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = ActorCritic(spec, functools.partial(build, network, env) if network else None)
+            own_networks = None
+            if network is not None:
+                actor = build(network, env.policy_space, spec.output_size)
+                own_networks = actor, build(network, env.critic_space, 1)
+            net = ActorCritic(spec, own_networks)
             if spec.gaussian_size:
                 net.log_std.data.fill_(config.initial_log_std)
         policy: Policy
@@ -191,28 +196,27 @@ class PPO:
             self._set_learning_rate(self.config.learning_rate * (1 - progress))
 
         # Values, advantages and value targets with the weights of now.
-        obs, batch, value = self._prepare(segments, version)
+        obs, batch = self._prepare(segments, version)
         advantage_of_all, target_of_all, value_of_all = joined.join(
-            torch.stack([batch.advantage, batch.value_target, value])
+            torch.stack([batch.advantage, batch.value_target, batch.value])
         )
+        if self.config.normalizes_update:
+            batch = batch._replace(advantage=normalized_advantage(batch.advantage, advantage_of_all))
         # Several epochs of minibatch gradient steps.
         if self._can_capture(len(batch.obs)):
-            minibatches = list(self._minibatches(len(batch.obs)))
-            measured, num_gradient_steps = self._graphed_epochs.run(batch, minibatches), len(minibatches)
+            measured = self._graphed_epochs.run(batch, list(self._minibatches(len(batch.obs))))
         else:
-            measured, num_gradient_steps = self._run_epochs(batch, joined, advantage_of_all)
+            measured = self._run_epochs(batch, joined, advantage_of_all)
 
-        metrics = self._metrics(measured, num_gradient_steps, batch, joined.total, target_of_all, value_of_all)
-        if self.config.desired_kl is not None:
-            self._set_learning_rate(adapted_learning_rate(metrics, self.config.desired_kl))
+        metrics = self._metrics(measured, batch, joined.total, target_of_all, value_of_all)
         if self.net.spec.normalize_obs:
             # Only now: acting and learning of one version must see the same statistics, or the ratio would not be 1.
             self._update_obs_moments(obs)
         self.net.export(self.policy)
         return metrics
 
-    def _prepare(self, segments: Sequence[AnySegment], version: int) -> tuple[Tensor, TrainingBatch, Tensor]:
-        """The observations before normalisation, the training batch, and the values before the update."""
+    def _prepare(self, segments: Sequence[AnySegment], version: int) -> tuple[Tensor, TrainingBatch]:
+        """The observations before normalisation, and the training batch."""
         tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
         if tensors:
             # A grid needs no data on the host, so that its computation can be captured too.
@@ -220,8 +224,7 @@ class PPO:
             if self.config.normalize_reward:
                 factor = self.reward_scale(tensors, grid.reward, grid.ended, self._learner_group)
                 grid = grid._replace(reward=scaled_reward(grid.reward, factor))
-            *columns, value = self._graphed_preparation(*grid)
-            return grid.obs.flatten(0, 1).flatten(1), TrainingBatch(*columns), value
+            return grid.obs.flatten(0, 1).flatten(1), TrainingBatch(*self._graphed_preparation(*grid))
         segments = segments or [self._empty_segment]
         flat = flatten_segments(segments, self._device)
         reward = flat.reward
@@ -229,42 +232,46 @@ class PPO:
             grid_reward, grid_ended = flat.reward[flat.rows], flat.ended[flat.rows]
             factor = self.reward_scale(segments, grid_reward, grid_ended, self._learner_group, flat.mask)
             reward = scaled_reward(reward, factor)
-        return flat.obs, *prepare_flat_batch(self.net, self.config, flat, reward, version)
+        return flat.obs, prepare_flat_batch(self.net, self.config, flat, reward, version)
 
-    def _prepare_grid(self, *grid: Tensor) -> tuple[Tensor, ...]:
-        batch, value = prepare_grid(self.net, self.config, TensorGrid(*grid))
-        return *batch, value
+    def _prepare_grid(self, *grid: Tensor) -> TrainingBatch:
+        return prepare_grid(self.net, self.config, TensorGrid(*grid))
 
-    def _run_epochs(self, batch: TrainingBatch, joined: JoinedRows, advantage_of_all: Tensor) -> tuple[Tensor, int]:
+    def _run_epochs(self, batch: TrainingBatch, joined: JoinedRows, advantage_of_all: Tensor) -> Tensor:
         """Take the gradient steps one by one. Returns the means of what they measured, and their number.
 
         The means are of policy loss, value loss, approximate KL divergence and clipped fraction.
         """
         log_ratios = []
         num_rows = num_steps = 0
-        target_kl, steps = self.config.target_kl, self._gradient_steps
+        config, steps = self.config, self._gradient_steps
         steps.begin(self.config, batch)
-        for rows_of_all in self._minibatches(joined.total):
+        # All are drawn even if the update ends early, so that the next one draws the same as after a recorded update.
+        for rows_of_all in list(self._minibatches(joined.total)):
             rows = joined.local(rows_of_all)
             share = len(rows) / len(rows_of_all)
             num_rows += len(rows_of_all)
             log_ratio = steps.compute(rows, None if share == 1 else advantage_of_all[rows_of_all])
             log_ratios.append(log_ratio)
-            # Measured before the step: the minibatch that shows too large a change must not move the policy further.
-            if target_kl is not None and self._policy_change(log_ratio, share)[0] > MAX_KL_FACTOR * target_kl:
-                break
+            if config.target_kl is not None or config.desired_kl is not None:
+                # Before the step: the minibatch that shows too large a change must not move the policy further.
+                kl = self._policy_change(log_ratio, share)[0]
+                if config.target_kl is not None and self._goes_too_far(kl):
+                    break
+                if num_steps:
+                    self._adapt_learning_rate(kl)
             steps.descend(share)
             num_steps += 1
         mean_losses = steps.mean_losses()
         self._learner_group.sum(mean_losses)
         log_ratio = torch.cat(log_ratios)
         change = self._policy_change(log_ratio, len(log_ratio) / num_rows)
-        return torch.cat([mean_losses, change]), num_steps
+        return torch.cat([mean_losses, change, torch.tensor([float(num_steps)], device=self._device)])
 
     def _can_capture(self, num_rows: int) -> bool:
-        """A CUDA graph has one shape and cannot stop early."""
+        """A CUDA graph has one shape."""
         has_even_minibatches = num_rows % self._num_minibatches(num_rows) == 0
-        return self._acceleration != "none" and has_even_minibatches and self.config.target_kl is None
+        return self._acceleration != "none" and has_even_minibatches
 
     def _num_minibatches(self, num_rows: int) -> int:
         assert self.config.minibatch_size is not None  # `with_sizes`
@@ -290,20 +297,19 @@ class PPO:
     def _metrics(
         self,
         measured: Tensor,
-        num_gradient_steps: int,
         batch: TrainingBatch,
         total_rows: int,
         target_of_all: Tensor,
         value_of_all: Tensor,
     ) -> Metrics:
-        entropy = mean_or_zero(self.net.entropy(self.net.actor(batch.obs[:ENTROPY_ROWS])))
+        entropy = mean_or_zero(self.net.entropy(self.net.head(batch.obs[:ENTROPY_ROWS])))
         average_over_learners_(self._learner_group, entropy, len(batch.obs) / total_rows)
         # Explained variance: 1 - Var(target - V) / Var(target). Without Bessel's correction, which cancels out: the
         # last update of a run may have a single step.
         unexplained = (target_of_all - value_of_all).var(correction=0)
         explained = 1 - unexplained / (target_of_all.var(correction=0) + 1e-8)
         # One transfer from the device for all numbers.
-        policy_loss, value_loss, kl, clip_fraction, entropy_now, explained_variance, num_bad = torch.cat(
+        policy_loss, value_loss, kl, clip_fraction, num_steps, entropy_now, explained_variance, num_bad = torch.cat(
             [measured, torch.stack([entropy, explained]), self._num_bad_gradients]
         ).tolist()
         self._num_bad_gradients.zero_()
@@ -314,7 +320,7 @@ class PPO:
             "approx_kl": kl,
             "clip_fraction": clip_fraction,
             "explained_variance": explained_variance,
-            "num_gradient_steps": float(num_gradient_steps),
+            "num_gradient_steps": num_steps,
             "bad_gradients": num_bad,
             "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
         }
@@ -324,6 +330,23 @@ class PPO:
         mean, scale = (torch.from_numpy(moment) for moment in (self._obs_moments.mean, self._obs_moments.scale))
         self.net.obs_mean.copy_(torch.where(self._is_normalized, mean, 0.0))
         self.net.obs_scale.copy_(torch.where(self._is_normalized, scale, 1.0))
+
+    def _goes_too_far(self, kl: Tensor) -> Tensor:
+        assert self.config.target_kl is not None
+        return kl > MAX_KL_FACTOR * self.config.target_kl
+
+    def _adapt_learning_rate(self, kl: Tensor, applies: Tensor | None = None) -> None:
+        """Move the learning rate by how far the policy has moved in this update (--desired-kl), where it `applies`."""
+        if self.config.desired_kl is None:
+            return
+        for group in self._optimizer.param_groups:
+            old = torch.as_tensor(group["lr"], dtype=torch.float32, device=kl.device)
+            new = adapted_learning_rate(old, kl, self.config.desired_kl)
+            if isinstance(group["lr"], Tensor):
+                # A captured gradient step: the device must not be asked for anything.
+                group["lr"].copy_(new if applies is None else torch.where(applies, new, old))
+            else:
+                group["lr"] = float(new)
 
     def _set_learning_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:

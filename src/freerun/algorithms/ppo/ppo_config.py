@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from freerun.algorithms.learners.fast_learner import Learner, learner_words
 from freerun.algorithms.policies.mlp_actor import Activation
-from freerun.core import Acceleration, Common, Metrics, RunScale, UserError, require_positive
+from freerun.core import Acceleration, Common, RunScale, UserError, require_positive
 
 STEPS_PER_UPDATE, MINIBATCH_SIZE, NUM_EPOCHS, LEARNING_RATE = 2048, 64, 10, 3e-4
 """The defaults for one environment, which are those of Stable-Baselines3, so that runs can be compared."""
@@ -20,8 +20,6 @@ TENSOR_MINIBATCHES, TENSOR_EPOCHS = 4, 5
 """Minibatches and epochs for environments that are tensors, as in RSL-RL."""
 MAX_LEARNING_RATE = 1e-3
 """The default learning rate does not grow beyond this."""
-LEAST_FOR_KL, MOST_FOR_KL, KL_FACTOR = 1e-5, 1e-2, 1.5
-"""How far and how fast --desired-kl moves the learning rate, as in RSL-RL."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class PPOConfig:
     anneal_learning_rate: bool = False
     """Lower the learning rate linearly to zero over the run."""
     desired_kl: float | None = None
-    """Raise or lower the learning rate after each update, so that an update moves the policy by about this far (the KL
-    divergence that is logged as approx_kl)."""
+    """Raise or lower the learning rate before each gradient step but the first of an update, so that updates move the
+    policy by about this far (the KL divergence of the step's minibatch, whose mean is logged as approx_kl)."""
     num_epochs: int | None = None
     """Passes over the data of an update (if not given: 10, and 5 for environments that are tensors)."""
     minibatch_size: Common[int | None] = None
@@ -56,12 +54,17 @@ class PPOConfig:
     """Weight of the entropy bonus."""
     value_coef: float = 0.5
     """Weight of the value loss."""
+    value_clip: float | None = None
+    """How far a value may move from the one before the update before its loss stops falling, in the units of the
+    scaled rewards. (No limit if not given.)"""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
     target_kl: float | None = None
     """End an update early once the policy has moved this far (× 1.5) from the one it started with."""
     normalize_advantage: bool = True
-    """Scale advantages to mean 0 and deviation 1 in each minibatch."""
+    """Scale advantages to mean 0 and deviation 1."""
+    advantage_rows: Literal["minibatch", "update"] = "minibatch"
+    """The rows over which --normalize-advantage takes mean and deviation: each minibatch, or the whole update."""
     normalize_obs: bool | None = None
     """Scale observations by their running mean and deviation, except those whose range is within -1 to 1 and images;
     the statistics travel with the weights. --no-normalize-obs leaves all as they are (if not given: yes, and no for
@@ -88,7 +91,8 @@ class PPOConfig:
     network (auto: fast wherever it can be used)."""
     acceleration: Acceleration = "auto"
     """On a GPU: record gradient steps as CUDA graphs (auto, graph), fuse their kernels too (compile: half a minute
-    before the first), or do neither (none). Updates of uneven size and --target-kl go without."""
+    before the first), or do neither (none). Minibatches of uneven size go without, and so do networks of your own that
+    wait for the GPU."""
 
     def __post_init__(self) -> None:
         if self.episodes_per_update is not None and self.steps_per_update is not None:
@@ -102,8 +106,18 @@ class PPOConfig:
             raise UserError(f"--desired-kl must be above 0, not {self.desired_kl:g}")
         if self.desired_kl is not None and self.anneal_learning_rate:
             raise UserError("--desired-kl and --anneal-learning-rate both set the learning rate: give one of them")
+        if self.value_clip is not None and self.value_clip <= 0:
+            raise UserError(f"--value-clip must be above 0, not {self.value_clip:g}")
         if self.clip_range <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
             raise UserError("--learning-rate and --clip-range must be above 0")
+
+    @property
+    def normalizes_minibatches(self) -> bool:
+        return self.normalize_advantage and self.advantage_rows == "minibatch"
+
+    @property
+    def normalizes_update(self) -> bool:
+        return self.normalize_advantage and self.advantage_rows == "update"
 
 
 def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
@@ -135,16 +149,6 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
 def with_sizes(config: PPOConfig) -> PPOConfig:
     """Return settings without open sizes: those of one environment, where nobody has filled them in."""
     return dataclasses.replace(config, **scaled_defaults(config, RunScale()))
-
-
-def adapted_learning_rate(metrics: Metrics, desired_kl: float) -> float:
-    """Return the learning rate after an update: lower if the policy moved twice as far as desired, higher if half."""
-    learning_rate, kl = metrics["learning_rate"], metrics["approx_kl"]
-    if kl > 2 * desired_kl:
-        learning_rate /= KL_FACTOR
-    elif kl < desired_kl / 2:
-        learning_rate *= KL_FACTOR
-    return min(MOST_FOR_KL, max(LEAST_FOR_KL, learning_rate))
 
 
 def learner_note(config: PPOConfig, device: str) -> str:

@@ -33,6 +33,8 @@ class TrainingBatch(NamedTuple):
     """pi_proximal / pi_behaviour, truncated; exactly 1 without lag."""
     advantage: Tensor
     value_target: Tensor
+    value: Tensor
+    """V(s_t) with the weights at the start of the update."""
 
     def select(self, rows: Tensor) -> TrainingBatch:
         """A minibatch."""
@@ -183,13 +185,13 @@ def _flatten_tensors(segments: Sequence[TensorSegment], device: torch.device) ->
 
 
 @torch.no_grad()
-def prepare_grid(net: ActorCritic, config: PPOConfig, grid: TensorGrid) -> tuple[TrainingBatch, Tensor]:
-    """The training batch of a grid, and V(s_t) of its rows before the update."""
+def prepare_grid(net: ActorCritic, config: PPOConfig, grid: TensorGrid) -> TrainingBatch:
+    """The training batch of a grid."""
     shape = grid.reward.shape
     obs, next_obs = (net.normalize(part.flatten(0, 1).flatten(1).float()) for part in (grid.obs, grid.next_obs))
     action, behaviour = grid.action.flatten(0, 1), grid.log_prob.flatten()
     value = net.value(obs)
-    proximal = proximal_log_prob(behaviour, net.log_prob(net.actor(obs), action), grid.lag.expand(shape).flatten())
+    proximal = proximal_log_prob(behaviour, net.log_prob(net.head(obs), action), grid.lag.expand(shape).flatten())
     weight = importance_weight(proximal, behaviour, _max_weight(config))
     # Within an episode V(s_{t+1}) is the value of the next row; at its end, and at that of the segment, V(next_obs).
     is_boundary = grid.ended.clone()
@@ -199,27 +201,24 @@ def prepare_grid(net: ActorCritic, config: PPOConfig, grid: TensorGrid) -> tuple
     steps = (grid.reward, value_grid, next_value, grid.terminated, grid.ended)
     advantage, correction = _advantage_and_correction(config, *steps, weight.view(shape))
     # Value target: V(s_t) + correction_t
-    return TrainingBatch(obs, action, proximal, weight, advantage.flatten(), correction.flatten() + value), value
+    return TrainingBatch(obs, action, proximal, weight, advantage.flatten(), correction.flatten() + value, value)
 
 
 @torch.no_grad()
 def prepare_flat_batch(
     net: ActorCritic, config: PPOConfig, batch: FlatBatch, reward: Tensor, version: int
-) -> tuple[TrainingBatch, Tensor]:
-    """The training batch of a flat batch, and V(s_t) of its rows before the update.
-
-    `reward` holds the rewards of the batch, scaled where that was asked for.
-    """
+) -> TrainingBatch:
+    """The training batch of a flat batch. `reward` holds its rewards, scaled where that was asked for."""
     obs, action, behaviour = net.normalize(batch.obs), batch.action, batch.log_prob
     lag = version - batch.version
     value = net.value(obs)
     proximal = behaviour
     # This waits for the device, but spares a pass through the actor in all modes without lag.
     if lag.any():
-        proximal = proximal_log_prob(behaviour, net.log_prob(net.actor(obs), action), lag)
+        proximal = proximal_log_prob(behaviour, net.log_prob(net.head(obs), action), lag)
     weight = importance_weight(proximal, behaviour, _max_weight(config))
     if not len(value):  # other learners have all rows of this update
-        return TrainingBatch(obs, action, proximal, weight, value, value), value
+        return TrainingBatch(obs, action, proximal, weight, value, value, value)
     rows, mask = batch.rows, batch.mask
     # Within an episode V(s_{t+1}) is the value of the next row; at its end, and at that of the segment, V(next_obs).
     next_value = torch.zeros_like(value)
@@ -234,7 +233,7 @@ def prepare_flat_batch(
     # From [T, B] back to flat rows, without the padding.
     flat = torch.empty((2, *value.shape), dtype=value.dtype, device=value.device)
     flat[:, rows[mask]] = torch.stack([advantage[mask], correction[mask]])
-    return TrainingBatch(obs, action, proximal, weight, flat[0], flat[1] + value), value
+    return TrainingBatch(obs, action, proximal, weight, flat[0], flat[1] + value, value)
 
 
 def proximal_log_prob(behaviour: Tensor, recomputed: Tensor, lag: Tensor) -> Tensor:

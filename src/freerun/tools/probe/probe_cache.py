@@ -90,7 +90,7 @@ def _key(search: Search) -> dict[str, Any]:
     config = next(iter(configs.values()))
     # How many environments that are tensors are measured depends on the length of the run.
     builder, total_steps = (find_builder(config.env), config.total_steps) if search.is_tensors else (None, None)
-    env, env_args, time_limit = (builder, config.env_args, None) if builder is not None else env_recipe(config)
+    env, env_args, time_limit = (builder, config.env_args, None) if builder is not None else env_recipe(config)[:3]
     settings = {mode: flatten_config(config) for mode, config in sorted(configs.items())}
     return {
         "format": FORMAT,

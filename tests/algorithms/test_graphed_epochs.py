@@ -1,0 +1,106 @@
+"""Gradient steps as a CUDA graph takes them, beside those that are taken one by one.
+
+On a CPU everything but the recording itself runs; with a GPU the same tests record too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.core import EnvSpec, TensorSegment
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+ENV = EnvSpec(spaces.Box(-np.inf, np.inf, (5,), np.float32), spaces.Box(-1, 1, (3,), np.float32))
+NUM_STEPS, NUM_ENVS = 16, 10
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stops": {"target_kl": 0.004},
+    "stops-and-adapts": {"target_kl": 0.02, "desired_kl": 0.01},
+    "adapts": {"desired_kl": 0.002},
+    "as-rsl-rl": {"value_clip": 0.2, "advantage_rows": "update", "entropy_coef": 0.01, "activation": "elu"},
+    "own-network": {"network": "toy_networks:layered"},
+}
+
+
+def segment(ppo: PPO, rng: np.random.Generator, version: int, device: str) -> TensorSegment:
+    """Made-up steps with the policy's own actions."""
+    obs = rng.standard_normal((NUM_STEPS, NUM_ENVS, 5), np.float32)
+    flat = obs.reshape(-1, 5)
+    decision = ppo.policy.act(flat, ppo.policy.draw(rng, len(flat)))
+    log_prob = ppo.policy.log_prob(decision.head, decision.action).reshape(NUM_STEPS, NUM_ENVS)
+    reward = rng.standard_normal((NUM_STEPS, NUM_ENVS), np.float32) + obs[:, :, 0]
+
+    def tensor(array: Any) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    flags = torch.zeros((2, NUM_STEPS, NUM_ENVS), dtype=torch.bool, device=device)
+    action = decision.action.reshape(NUM_STEPS, NUM_ENVS, -1)
+    next_obs = np.roll(obs, -1, axis=0)
+    steps = tensor(obs), tensor(action), tensor(log_prob), tensor(reward), flags[0], flags[1], tensor(next_obs)
+    numbers = torch.zeros((NUM_STEPS, NUM_ENVS), device=device)
+    return TensorSegment(*steps, numbers, numbers.long(), version=version, seconds=0.1)
+
+
+def train(device: str, **settings: Any) -> tuple[PPO, list[dict[str, float]]]:
+    sizes: dict[str, Any] = {"steps_per_update": 160, "minibatch_size": 20, "num_epochs": 4, "learning_rate": 2e-3}
+    config = PPOConfig(learner="torch", normalize_obs=False, normalize_reward=False, **sizes, **settings)
+    ppo = PPO(ENV, config, 0, device, False)
+    rng = np.random.default_rng(1)
+    metrics = []
+    for version in range(4):
+        ppo.observe([segment(ppo, rng, version, device)])
+        metrics.append(dict(ppo.update(version, 0.0)))
+    return ppo, metrics
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_graph_takes_the_steps_that_are_taken_one_by_one(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, wanted = train(device, acceleration="none", **SETTINGS[name])
+    if device == "cpu":
+        monkeypatch.setattr("freerun.algorithms.ppo.ppo.acceleration_of", lambda *_: "graph")
+    graphed, found = train(device, acceleration="graph", **SETTINGS[name])
+    for one, other in zip(found, wanted, strict=True):
+        assert one["num_gradient_steps"] == other["num_gradient_steps"]
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+    np.testing.assert_allclose(graphed.policy.weights, plain.policy.weights, atol=1e-4)
+    if "target_kl" in SETTINGS[name]:
+        assert min(record["num_gradient_steps"] for record in found) < 32, "an update has stopped early"
+    if "desired_kl" in SETTINGS[name]:
+        assert len({record["learning_rate"] for record in found}) > 1
+
+
+class WaitingNetwork(nn.Module):
+    """Looks at its input from Python, so the host must wait for the device."""
+
+    def __init__(self, num_outputs: int):
+        super().__init__()
+        self.layer = nn.Linear(5, num_outputs)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        output: Tensor = self.layer(obs) * (2.0 if obs.sum().item() > 0 else 1.0)
+        return output
+
+
+def waiting(space: spaces.Box, num_outputs: int) -> nn.Module:
+    return WaitingNetwork(num_outputs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_network_that_waits_for_the_device_goes_without_a_graph(
+    device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, found = train(device, acceleration="auto", network=f"{__name__}:waiting")
+    assert found[-1]["num_gradient_steps"] == 32
+    assert ("makes the host wait for the GPU" in caplog.text) == (device == "cuda")
