@@ -18,12 +18,12 @@ from freerun.persistence.redaction import refuse_redacted
 from freerun.persistence.run_folder import RunFolder
 from freerun.run import init_from, learner_group
 from freerun.run.checkpoint_state import restore
-from freerun.run.deployment import TrainedPolicy
 from freerun.run.init_from import Learned
 from freerun.run.outputs import RunOutputs
 from freerun.run.pool import Pool
 from freerun.run.resume import check_changes
 from freerun.run.run_parts import RunParts
+from freerun.run.trained_policy import TrainedPolicy
 from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
 from freerun.settings.factories import cautions, check_fit, make_algorithm, make_envs

@@ -1,4 +1,4 @@
-"""The command line: `freerun train | probe | eval | replay | bench | watch | plot | list | check-env`."""
+"""The command line: `freerun train | probe | eval | export | replay | bench | watch | plot | list | check-env`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from freerun.tools.cli import INTERRUPTED
 from freerun.tools.cli.bench_command import bench
 from freerun.tools.cli.check_env_command import check_env
 from freerun.tools.cli.eval_command import evaluate
+from freerun.tools.cli.export_command import export
 from freerun.tools.cli.list_command import list_names
 from freerun.tools.cli.plot_command import plot
 from freerun.tools.cli.probe_command import probe
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "probe": probe,
     "eval": evaluate,
+    "export": export,
     "replay": replay,
     "bench": bench,
     "watch": watch,
