@@ -180,8 +180,7 @@ import sys
 
 class Nothing:
     def find_spec(self, name, path=None, target=None):
-        blocked = ("torch", "toy_envs", "safetensors", "psutil", "tyro", "rich", "onnx", "gymnasium.envs.classic_control")
-        if name in blocked:
+        if name in ("torch", "toy_envs", "safetensors", "psutil", "tyro", "rich", "gymnasium.envs.classic_control"):
             raise ModuleNotFoundError(f"{name} is not installed on the robot")
 
 sys.meta_path.insert(0, Nothing())
