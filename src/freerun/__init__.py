@@ -15,8 +15,11 @@ from freerun.version import VERSION as __version__
 
 __all__ = [
     "Evaluation",
+    "PruneRun",
     "Result",
+    "StopRun",
     "TrainedPolicy",
+    "Update",
     "__version__",
     "evaluate",
     "export",
@@ -27,8 +30,11 @@ __all__ = [
 
 _HOMES = {
     "Evaluation": "freerun.run.evaluation",
+    "PruneRun": "freerun.core",
     "Result": "freerun.experiment",
+    "StopRun": "freerun.core",
     "TrainedPolicy": "freerun.run.trained_policy",
+    "Update": "freerun.run.update_hooks",
     "evaluate": "freerun.run.evaluation",
     "export": "freerun.run.export",
     "load_policy": "freerun.run.policy_loading",

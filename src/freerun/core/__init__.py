@@ -32,6 +32,7 @@ from freerun.core.declared_settings import (
     ModeOptions,
     TuningBounds,
 )
+from freerun.core.env_args import ENV_ARGS_OPTION, ChangeableEnv, EnvArgsBox
 from freerun.core.environments import (
     ActionSpace,
     EnvFactory,
@@ -44,10 +45,13 @@ from freerun.core.environments import (
 )
 from freerun.core.errors import (
     SCRIPT,
+    CallbackFailure,
     EnvFailure,
     LearnerFailure,
     NotFinite,
     OutOfMemory,
+    PruneRun,
+    StopRun,
     UserError,
     WorkerDied,
     WorkerHung,
@@ -105,6 +109,7 @@ from freerun.core.traits import (
 )
 
 __all__ = [
+    "ENV_ARGS_OPTION",
     "SCRIPT",
     "SEGMENT_ARRAYS",
     "Acceleration",
@@ -115,12 +120,15 @@ __all__ = [
     "Array",
     "BackgroundWork",
     "Baseline",
+    "CallbackFailure",
+    "ChangeableEnv",
     "Collector",
     "CollectorSettings",
     "Common",
     "Counts",
     "Decision",
     "Demand",
+    "EnvArgsBox",
     "EnvFactory",
     "EnvFailure",
     "EnvSettings",
@@ -148,6 +156,7 @@ __all__ = [
     "Predictor",
     "PriorityCollector",
     "ProbeModel",
+    "PruneRun",
     "Purpose",
     "RatingAlgorithm",
     "RequiredPackage",
@@ -164,6 +173,7 @@ __all__ = [
     "StartPoint",
     "State",
     "StepResult",
+    "StopRun",
     "TensorActor",
     "TensorEnv",
     "TensorSegment",
