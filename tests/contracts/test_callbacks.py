@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "continuous": {"num_collectors": 2, "num_envs": 4, "collection_batch_size": 16},
     "batch": {"num_envs": 2, "num_steps_per_env": 8},
 }
-KINDS = [(mode, {}) for mode in registry.MODES] + [
+KINDS: list[tuple[str, dict[str, Any]]] = [(mode, {}) for mode in registry.MODES] + [
     ("continuous", {"collector_kind": "thread"}),
     ("continuous", {"collector_kind": "process"}),
     ("freerun", {"segment_steps": 8, "envs_per_worker": 2}),
@@ -65,7 +65,7 @@ def test_changed_arguments_reach_every_worker_in_every_mode(
     )
     assert result.summary["outcome"] == "stopped"
     assert result.summary["reason"] == "the level has arrived"
-    assert result.summary["changed_by_callbacks"] == {"changed_env_args": {"level": 7}}
+    assert result.summary["changed_by_callbacks"] == {"env_args": {"level": 7}}
     assert seen[0] == 0.0
 
 
@@ -74,13 +74,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[flo
     return leveled("sequential", tmp_path_factory.mktemp("reference") / "run")
 
 
-def leveled(mode: str, run_dir: Path) -> tuple[bytes, list[float]]:
+def leveled(mode: str, run_dir: Path, total_episodes: int = 25) -> tuple[bytes, list[float]]:
     """Train with a level for every update, deterministically; return the weights and the mean returns."""
     result = freerun.train(
         "curriculum_env:Level",
         mode=mode,
         episodes_per_update=5,
-        total_episodes=25,
+        total_episodes=total_episodes,
         deterministic=True,
         run_dir=run_dir,
         callback=[own_callbacks.NextLevel],
@@ -104,17 +104,27 @@ def test_arguments_arrive_with_the_weights_of_the_next_update(reference: tuple[b
     assert reference[1] == pytest.approx([0.0, 0.0, 4 / 3, (4 + 8) / 4, (4 + 8 + 12) / 5])
 
 
-def test_a_resumed_run_goes_on_with_the_arguments_that_it_had(run_dir: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**PPO, "episodes_per_update": 5, "deterministic": True, "mode": "sequential"}
-    whole = leveled("sequential", tmp_path / "whole")
-    freerun.train(
-        "curriculum_env:Level", total_episodes=15, run_dir=run_dir, callback=[own_callbacks.NextLevel], **settings
-    )
+def test_a_resumed_curriculum_ends_as_if_it_had_never_stopped(
+    run_dir: Path, reference: tuple[bytes, list[float]]
+) -> None:
+    leveled("sequential", run_dir, total_episodes=15)
     resumed = freerun.resume(run_dir, total_episodes=25)
-    assert [line["return_mean"] for line in lines(run_dir)][:3] == pytest.approx(whole[1][:3])
-    assert resumed.summary["changed_by_callbacks"] == {"changed_env_args": {"level": 5}}
-    # The level of update 3 was in the checkpoint, and goes out with the first weights of the resumed run.
-    assert lines(run_dir)[3]["return_mean"] == pytest.approx((4 + 12) / 4)
+    assert resumed.policy.weights.tobytes() == reference[0]
+    assert [line["return_mean"] for line in lines(run_dir)] == reference[1]
+    assert resumed.summary["changed_by_callbacks"] == {"env_args": {"level": 5}}
+
+
+def test_without_its_callback_a_resumed_run_keeps_the_arguments(run_dir: Path) -> None:
+    leveled("sequential", run_dir, total_episodes=15)
+    freerun.resume(run_dir, total_episodes=25, callback=[])
+    # Update 4 learns at level 2, which went out with the weights of update 3, and update 5 at level 3.
+    assert [line["return_mean"] for line in lines(run_dir)][3:] == pytest.approx([(4 + 8) / 4, (4 + 8 + 12) / 5])
+
+
+def test_a_checkpoint_with_arguments_that_nobody_wrote_is_refused() -> None:
+    channel = EnvArgsChannel()
+    with pytest.raises(UserError, match="set_env_args takes numbers"):
+        channel.restore({"level": float("nan")}, {})
 
 
 def test_arguments_that_change_the_spaces_or_do_not_exist_end_the_run_with_a_sentence(tmp_path: Path) -> None:
@@ -130,7 +140,7 @@ def test_arguments_that_change_the_spaces_or_do_not_exist_end_the_run_with_a_sen
             freerun.train(
                 f"curriculum_env:{env}",
                 run_dir=tmp_path / f"{env}-{len(sentence)}-{len(str(args))}",
-                on_update=lambda update, args=args: update.set_env_args(**args),  # type: ignore[misc]
+                on_update=lambda update, args=args: update.set_env_args(**args),
                 **settings,
             )
 
@@ -338,4 +348,5 @@ def test_the_tail_holds_any_text(run_dir: Path) -> None:
 
 def _trained(run_dir: Path) -> Path:
     settings = {**PPO, "mode": "sequential", "episodes_per_update": 2, "total_episodes": 2}
-    return freerun.train("curriculum_env:Level", run_dir=run_dir, **settings).run_dir
+    freerun.train("curriculum_env:Level", run_dir=run_dir, **settings)
+    return run_dir

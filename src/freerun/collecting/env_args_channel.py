@@ -26,6 +26,9 @@ class EnvArgsChannel:
         """The workers' end, for `EnvArgsPolicy` and for the factory of environments."""
         self.env_args: dict[str, Any] = {}
         """All arguments that have changed so far."""
+        self.published: dict[str, Any] = {}
+        """Those of them that the newest weights were published with."""
+        self._held_back: Mapping[str, Any] = {}
         self._num_changes = 0
         self._tail = np.zeros(TAIL_SIZE, np.float32)
 
@@ -46,9 +49,20 @@ class EnvArgsChannel:
         self._num_changes += 1
         self.env_args = changed
 
+    def restore(self, published: Mapping[str, Any], newest: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was written: its weights have their own arguments, the next ones the newest."""
+        if published:
+            self.change(published)
+        self._held_back = newest
+
     def extend(self, weights: FloatArray) -> FloatArray:
-        """Return the weights followed by the arguments."""
-        return np.concatenate([weights, self._tail])
+        """Return weights that are about to be published, followed by the arguments."""
+        extended = np.concatenate([weights, self._tail])
+        self.published = self.env_args
+        if self._held_back:
+            self.change(self._held_back)
+            self._held_back = {}
+        return extended
 
 
 class EnvArgsPolicy:

@@ -189,18 +189,23 @@ class UpdateHooks:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold."""
-        changed = self._channel.env_args if self._channel is not None else {}
-        return {ENV_ARGS_STATE: changed} if changed else {}
+        channel = self._channel
+        if channel is None or not channel.env_args:
+            return {}
+        return {ENV_ARGS_STATE: {"published": channel.published, "newest": channel.env_args}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Give the environments the arguments that they had when the checkpoint was written."""
-        changed = state.get(ENV_ARGS_STATE)
-        if self._channel is not None and isinstance(changed, Mapping) and changed:
-            self._channel.change(changed)
+        if self._channel is not None and ENV_ARGS_STATE in state:
+            try:
+                self._channel.restore(**{name: dict(args) for name, args in state[ENV_ARGS_STATE].items()})
+            except (TypeError, ValueError, AttributeError) as error:  # a checkpoint may come from anywhere
+                raise UserError(f"the checkpoint does not fit this run: {error}") from None
 
     def summary(self) -> dict[str, Any]:
         """Return what callbacks have changed, for summary.json: such a run differs from its settings."""
-        changed = {**self.state(), **self._changed_tunables}
+        env_args = self._channel.env_args if self._channel is not None else {}
+        changed = {**({"env_args": env_args} if env_args else {}), **self._changed_tunables}
         return {"changed_by_callbacks": changed} if changed else {}
 
     def close(self) -> None:
