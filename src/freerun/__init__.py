@@ -13,14 +13,31 @@ from typing import Any
 
 from freerun.version import VERSION as __version__
 
-__all__ = ["Evaluation", "Result", "TrainedPolicy", "__version__", "evaluate", "load_policy", "resume", "train"]
+__all__ = [
+    "Evaluation",
+    "PruneRun",
+    "Result",
+    "StopRun",
+    "TrainedPolicy",
+    "Update",
+    "__version__",
+    "evaluate",
+    "export",
+    "load_policy",
+    "resume",
+    "train",
+]
 
 _HOMES = {
     "Evaluation": "freerun.run.evaluation",
+    "PruneRun": "freerun.core",
     "Result": "freerun.experiment",
-    "TrainedPolicy": "freerun.run.deployment",
+    "StopRun": "freerun.core",
+    "TrainedPolicy": "freerun.run.trained_policy",
+    "Update": "freerun.run.update_hooks",
     "evaluate": "freerun.run.evaluation",
-    "load_policy": "freerun.run.deployment",
+    "export": "freerun.run.export",
+    "load_policy": "freerun.run.policy_loading",
     "resume": "freerun.tools.api",
     "train": "freerun.tools.api",
 }

@@ -12,18 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freerun.core import SimulatorCollector, SimulatorThreadCollector, StartPoint, UserError, first_episode_of
+from freerun.collecting.env_args_channel import EnvArgsCollector
+from freerun.core import (
+    Collector,
+    SimulatorCollector,
+    SimulatorThreadCollector,
+    StartPoint,
+    StopRun,
+    UserError,
+    first_episode_of,
+)
 from freerun.persistence.checkpoint import Checkpoint
 from freerun.persistence.redaction import refuse_redacted
 from freerun.persistence.run_folder import RunFolder
 from freerun.run import init_from, learner_group
 from freerun.run.checkpoint_state import restore
-from freerun.run.deployment import TrainedPolicy
 from freerun.run.init_from import Learned
 from freerun.run.outputs import RunOutputs
 from freerun.run.pool import Pool
 from freerun.run.resume import check_changes
 from freerun.run.run_parts import RunParts
+from freerun.run.trained_policy import TrainedPolicy
+from freerun.run.update_hooks import Callback, UpdateHooks, changes_env_args, find_callbacks
 from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
 from freerun.settings.factories import cautions, check_fit, make_algorithm, make_envs
@@ -57,11 +67,13 @@ def run(
     training: int = 0,
     resumed: Checkpoint | None = None,
     learned: Learned | None = None,
+    on_update: Callback | None = None,
 ) -> Result:
     """Train as configured. What was learned is saved even if the run is interrupted or fails.
 
     With a `pool`, its workers serve: this is their k-th `training` in a series, and they stay for the next. With a
     checkpoint, the run continues from there. `learned` is what --init-from names, if another learner has read it.
+    `on_update` is called after every update, as the callbacks of the settings are.
     """
     # 1. Settings: complete, allowed, and written down by their flat names.
     config = complete(config)
@@ -74,6 +86,9 @@ def run(
         check_changes(config, resumed)
     if pool is not None and config.num_learners > 1:
         raise UserError("a series of trainings has one learner: leave --num-learners out")
+    callbacks = find_callbacks(config.callback, on_update)
+    if callbacks and (pool is not None or config.num_learners > 1):
+        raise UserError("callbacks are for a single training with one learner: leave --callback out")
     with contextlib.ExitStack() as stack:
         # 2. Learners: usually this process alone. Each of several runs this function, with its share of the workers.
         again = functools.partial(run, resumed=resumed, learned=learned)
@@ -88,7 +103,7 @@ def run(
 
         # 3. Environments, the algorithm, and the ledger: new, from another run's networks, or from a checkpoint.
         if pool is None:
-            pool = Pool(make_envs(config))
+            pool = Pool(make_envs(config), changes_env_args(callbacks, resumed))
             stack.callback(pool.close)
         algorithm = make_algorithm(config, pool.factory, group)
         if learned is not None:
@@ -108,23 +123,32 @@ def run(
         assert pool.tracks is not None  # `pool.collector` has made them
         made = (algorithm, collector, ledger, budget, pool.tracks, pool.incidents)
         parts = RunParts(config, settings, pool.factory.spaces, *made, startup_seconds)
-        outputs = stack.enter_context(RunOutputs(parts, folder, resumed_here, is_follower=not is_first))
+        hooks = UpdateHooks(callbacks, parts, pool.env_args, folder.path)
+        if resumed is not None:
+            hooks.restore(resumed.state)
+        outputs = stack.enter_context(RunOutputs(parts, folder, resumed_here, hooks, is_follower=not is_first))
 
         # 5. The training loop.
         if is_first:
             for sentence in cautions(config, pool.factory, algorithm):
                 logger.warning(sentence)
-        summary = _train(parts, outputs, learner.interrupted)
+        publishing = collector if pool.env_args is None else EnvArgsCollector(collector, pool.env_args)
+        summary = _train(parts, publishing, outputs, learner.interrupted)
     policy = TrainedPolicy(algorithm.policy, pool.factory.spaces, functools.partial(_trusted_settings, config))
     return Result(folder.path, summary, policy, outputs.is_complete, outputs.page)
 
 
-def _train(parts: RunParts, outputs: RunOutputs, interrupted: Callable[[], None]) -> dict[str, Any]:
-    """Run the training loop, save what was learned whatever ends it, and return the summary."""
+def _train(
+    parts: RunParts, publishing: Collector, outputs: RunOutputs, interrupted: Callable[[], None]
+) -> dict[str, Any]:
+    """Run the training loop, save what was learned whatever ends it, and return the summary.
+
+    `publishing` is the collector as the loop sees it.
+    """
     collector = parts.collector
     recorded = (outputs.sinks, outputs.gauges, outputs.shares)
-    learn = functools.partial(train, parts.algorithm, collector, parts.budget, parts.ledger, *recorded)
-    outcome, error = "failed", None
+    learn = functools.partial(train, parts.algorithm, publishing, parts.budget, parts.ledger, *recorded)
+    outcome, error, reason = "failed", None, None
     try:
         with outputs.interruptible():
             if isinstance(collector, SimulatorCollector):
@@ -137,11 +161,13 @@ def _train(parts: RunParts, outputs: RunOutputs, interrupted: Callable[[], None]
     except KeyboardInterrupt:
         interrupted()  # raises what ended another learner, if that is why this one was interrupted
         outcome = "interrupted"
+    except StopRun as stop:
+        outcome, reason = stop.outcome, str(stop)
     except Exception as failure:
         error = str(failure)
         raise
     finally:
-        summary = outputs.finish(outcome, error)
+        summary = outputs.finish(outcome, error, reason)
     return summary
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -11,6 +11,9 @@ import numpy as np
 
 from freerun.adapters.space_adapter import SpaceAdapter
 from freerun.core import Array, EnvFailure, EnvSpaces, StepResult, UserError
+
+ChangeEnv = Callable[["gymnasium.Env[Any, Any]", Mapping[str, Any]], "gymnasium.Env[Any, Any]"]
+"""From an environment that is about to be reset, and the options of that reset, to the one to go on with."""
 
 
 class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -20,9 +23,15 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
     not have ended yet.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], policy_group_only: bool = False):
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        policy_group_only: bool = False,
+        change_env: ChangeEnv | None = None,
+    ):
         """With `policy_group_only`, what only the value function may see is left out of the observations."""
         super().__init__(env)
+        self._change_env = change_env
         for name in ("observation_space", "action_space"):
             if getattr(env, name, None) is None:
                 raise UserError(f"the environment has no {name}: set self.{name} in its __init__ (`freerun check-env`)")
@@ -40,6 +49,8 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         self._seed, self._num_steps, self._has_ended = seed, 0, False
+        if self._change_env is not None:
+            self.env = self._change_env(self.env, options or {})
         try:
             result = self.env.reset(seed=seed)
         except Exception as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,20 @@ from freerun.adapters.env_packages import not_installed, unregistered
 from freerun.adapters.images import image_shape
 from freerun.adapters.parallel_envs import ParallelEnvs
 from freerun.adapters.space_adapter import has_groups
-from freerun.core import EnvFailure, EnvSpaces, EnvSpec, Tracks, UserError, VectorEnv, callable_name, import_callable
+from freerun.core import (
+    ENV_ARGS_OPTION,
+    Array,
+    ChangeableEnv,
+    EnvArgsBox,
+    EnvFailure,
+    EnvSpaces,
+    EnvSpec,
+    Tracks,
+    UserError,
+    VectorEnv,
+    callable_name,
+    import_callable,
+)
 
 EnvName = str | Callable[..., "gymnasium.Env[Any, Any]"]
 # [module:][namespace/]name-v0
@@ -53,27 +68,80 @@ class GymnasiumFactory:
     image_shape: tuple[int, ...] | None = field(init=False)
     """The shape of the image that an observation is or contains, before it is flattened; None if there is none."""
 
+    box: EnvArgsBox | None = field(init=False, default=None)
+    """Where arguments arrive that change while a run goes on; None if none ever do."""
+
     @property
     def hides_critic_group(self) -> bool:
         """True if the environment has observations for the value function alone that are left out."""
         return self.policy_group_only and has_groups(self.spaces.observation)
 
+    def with_changes_from(self, box: EnvArgsBox) -> GymnasiumFactory:
+        """Return a factory of the same environments, which take the arguments in the box when they reset."""
+        changing = copy.copy(self)  # and not `replace`, which would build an environment again
+        object.__setattr__(changing, "box", box)
+        return changing
+
     def make_one(self, **extra: Any) -> EnvAdapter:
         """One environment; `extra` arguments are added to those of its constructor."""
-        env = make(self.env, {**self.env_args, **extra})
-        if self.max_episode_steps is not None:
-            env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
-        return EnvAdapter(env, self.policy_group_only)
+        build = functools.partial(self._build, extra)
+        change_env = None if self.box is None else ArgsAtReset(self.box, build)
+        return EnvAdapter(build({}), self.policy_group_only, change_env)
+
+    def _build(self, extra: Mapping[str, Any], changed: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+        env = make(self.env, {**self.env_args, **changed, **extra})
+        return env if self.max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
 
     def make(self, num_envs: int) -> VectorEnv:
         vectorised = freerun.adapters.catalog.VECTORISED.get(self.env) if isinstance(self.env, str) else None
         if vectorised is not None and self.max_episode_steps is None:
             env: VectorEnv = import_callable(vectorised, "environment")(num_envs, **self.env_args)
-            return env
+            return env if self.box is None else FixedArgsEnvs(env, self.box, str(self.env))
         return SerialEnvs([self.make_one() for _ in range(num_envs)])
 
     def make_parallel(self, num_envs: int, tracks: Tracks, step_timeout: float) -> ParallelEnvs:
-        return ParallelEnvs(self, num_envs, tracks, step_timeout)
+        return ParallelEnvs(self, num_envs, tracks, step_timeout, self.box)
+
+
+class ArgsAtReset:
+    """Gives an environment the arguments that have changed since its last reset, or builds another one with them."""
+
+    def __init__(self, box: EnvArgsBox, build: Callable[[Mapping[str, Any]], gymnasium.Env[Any, Any]]):
+        self._box = box
+        self._build = build
+        self._num_taken = 0
+
+    def __call__(self, env: gymnasium.Env[Any, Any], options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+        if ENV_ARGS_OPTION in options:
+            self._box.take(*options[ENV_ARGS_OPTION])
+        number, changed = self._box.newest
+        if number == self._num_taken:
+            return env
+        self._num_taken = number
+        if isinstance(env.unwrapped, ChangeableEnv):
+            with _failures("set_env_args"):
+                env.unwrapped.set_env_args(**changed)
+            return env
+        env.close()
+        other = self._build(changed)
+        if (other.observation_space, other.action_space) != (env.observation_space, env.action_space):
+            raise UserError(
+                f"set_env_args({changed}) changes the spaces of the environment, which a policy cannot follow"
+            )
+        return other
+
+
+class FixedArgsEnvs:
+    """Environments that one call steps together. Their arguments cannot change, and this says so."""
+
+    def __init__(self, env: VectorEnv, box: EnvArgsBox, name: str):
+        self.spec, self.num_envs, self.step, self.close = env.spec, env.num_envs, env.step, env.close
+        self._env, self._box, self._name = env, box, name
+
+    def reset(self, seeds: Sequence[int | None]) -> Array:
+        if self._box.newest[0]:
+            raise UserError(f"set_env_args reaches {self._name} only where a worker has one: give --envs-per-worker 1")
+        return self._env.reset(seeds)
 
 
 def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:

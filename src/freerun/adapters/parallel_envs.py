@@ -17,7 +17,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
 from freerun.core import (
+    ENV_ARGS_OPTION,
     Array,
+    EnvArgsBox,
     EnvFactory,
     EnvFailure,
     EnvSpec,
@@ -42,7 +44,11 @@ class ParallelEnvs:
     After a failure it must not be used again: a late answer would be taken for the answer to the next request.
     """
 
-    def __init__(self, factory: EnvFactory, num_envs: int, tracks: Tracks, step_timeout: float):
+    def __init__(
+        self, factory: EnvFactory, num_envs: int, tracks: Tracks, step_timeout: float, box: EnvArgsBox | None = None
+    ):
+        """`box` is where changed arguments of the environments arrive, if there are any."""
+        self._box = box
         self.spec = factory.spec
         self.num_envs = num_envs
         self._timeout = step_timeout
@@ -83,8 +89,11 @@ class ParallelEnvs:
 
     def reset(self, seeds: Sequence[int | None]) -> Array:
         mask = np.array([seed is not None for seed in seeds])
+        options: dict[str, Any] = {"reset_mask": mask}
+        if self._box is not None and self._box.newest[0]:
+            options[ENV_ARGS_OPTION] = self._box.newest
         with self._explaining_failures():
-            self._vector.reset_async(seed=list(seeds), options={"reset_mask": mask})
+            self._vector.reset_async(seed=list(seeds), options=options)
             obs, _ = self._vector.reset_wait(self._timeout)
         return obs  # type: ignore[no-any-return]
 

@@ -32,6 +32,7 @@ from freerun.core.declared_settings import (
     ModeOptions,
     TuningBounds,
 )
+from freerun.core.env_args import ENV_ARGS_OPTION, ChangeableEnv, EnvArgsBox
 from freerun.core.environments import (
     ActionSpace,
     EnvFactory,
@@ -45,10 +46,13 @@ from freerun.core.environments import (
 )
 from freerun.core.errors import (
     SCRIPT,
+    CallbackFailure,
     EnvFailure,
     LearnerFailure,
     NotFinite,
     OutOfMemory,
+    PruneRun,
+    StopRun,
     UserError,
     WorkerDied,
     WorkerHung,
@@ -106,6 +110,7 @@ from freerun.core.traits import (
 )
 
 __all__ = [
+    "ENV_ARGS_OPTION",
     "SCRIPT",
     "SEGMENT_ARRAYS",
     "Acceleration",
@@ -116,12 +121,15 @@ __all__ = [
     "Array",
     "BackgroundWork",
     "Baseline",
+    "CallbackFailure",
+    "ChangeableEnv",
     "Collector",
     "CollectorSettings",
     "Common",
     "Counts",
     "Decision",
     "Demand",
+    "EnvArgsBox",
     "EnvFactory",
     "EnvFailure",
     "EnvSettings",
@@ -150,6 +158,7 @@ __all__ = [
     "Predictor",
     "PriorityCollector",
     "ProbeModel",
+    "PruneRun",
     "Purpose",
     "RatingAlgorithm",
     "RequiredPackage",
@@ -166,6 +175,7 @@ __all__ = [
     "StartPoint",
     "State",
     "StepResult",
+    "StopRun",
     "TensorActor",
     "TensorEnv",
     "TensorSegment",

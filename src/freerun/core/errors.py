@@ -46,6 +46,23 @@ class LearnerFailure(Exception):
     """Another of several learners failed or is gone. The text says which one and why."""
 
 
+class CallbackFailure(Exception):
+    """A callback of the user's raised an exception. The text names the callback and has its traceback."""
+
+
+class StopRun(Exception):
+    """Ends a run cleanly, after its checkpoint is written. A callback may raise it; the text is the reason."""
+
+    outcome = "stopped"
+    """What summary.json says."""
+
+
+class PruneRun(StopRun):
+    """Ends a run that is not worth going on with, as a search over settings does."""
+
+    outcome = "pruned"
+
+
 class NotFinite(UserError):
     """NaN or infinity in what an environment returned, a policy chose or a learner computed."""
 

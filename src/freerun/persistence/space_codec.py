@@ -41,7 +41,7 @@ def unpack_spaces(described: Any) -> EnvSpaces:
 
 def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.Box):
-        limits = {"low": _numbers(space.low), "high": _numbers(space.high)}
+        limits = {"low": describe_limits(space.low), "high": describe_limits(space.high)}
         return {"kind": "Box", "shape": list(space.shape), "dtype": space.dtype.name, **limits}
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": space.dtype.name}
@@ -79,7 +79,7 @@ def _restore(about: Any) -> spaces.Space[Any]:
     raise ValueError(f"there is no space {kind!r}")
 
 
-def _numbers(limits: Array) -> object:
+def describe_limits(limits: Array) -> object:
     """Return the limits as a list, or as one number if all are equal, as those of images are."""
     return _finite(limits.flat[0].item() if limits.size and (limits == limits.flat[0]).all() else limits.tolist())
 

@@ -17,7 +17,8 @@ from freerun.adapters.gymnasium_envs import NO_PICTURES, GymnasiumFactory
 from freerun.adapters.tensor_envs import is_only_tensors
 from freerun.collecting.rollouts.evaluation_episodes import GreedyPolicy, play
 from freerun.core import EnvSpaces, HeldOutSeed, Policy, Purpose, UserError, episode_seed
-from freerun.run.deployment import SavedPolicy, TrainedPolicy
+from freerun.run.deployment import SavedPolicy
+from freerun.run.trained_policy import TrainedPolicy
 from freerun.settings.config import AnyConfig
 from freerun.settings.env_flags import settings_class
 from freerun.settings.factories import make_factory, make_tensors

@@ -22,6 +22,7 @@ from freerun.persistence.run_folder import RunFolder, pack_policy
 from freerun.run import checkpoint_state, displays, self_tuning
 from freerun.run.learner_threads import LearnerThreads
 from freerun.run.run_parts import RunParts, summarize
+from freerun.run.update_hooks import AfterCheckpoint, UpdateHooks
 from freerun.settings.config import AnyConfig
 from freerun.settings.factories import make_factory, set_learner_threads
 from freerun.settings.named_code import code_in
@@ -50,9 +51,17 @@ POLL_SECONDS = 0.05
 class RunOutputs:
     """Opens everything that a run writes to, and closes all of it at the end, even if opening fails halfway."""
 
-    def __init__(self, parts: RunParts, folder: RunFolder, resumed: Checkpoint | None, is_follower: bool = False):
+    def __init__(
+        self,
+        parts: RunParts,
+        folder: RunFolder,
+        resumed: Checkpoint | None,
+        hooks: UpdateHooks,
+        is_follower: bool = False,
+    ):
         """A follower (any but the first of several learners) writes no checkpoints and ignores interrupts."""
         self._parts = parts
+        self._hooks = hooks
         self._folder = folder
         self._is_follower = is_follower
         # A run folder may be moved or copied, so its files do not say where it is.
@@ -103,7 +112,7 @@ class RunOutputs:
         guard = FiniteGuard(parts.ledger, config.on_nan or "stop", config.seed, parts.incidents)
         # The checkpoint comes after the files of lines, because it notes where they end.
         self.sinks: list[MetricSink] = [MetricsFile(self._lines["metrics"]), guard, *display]
-        self.sinks += [self._recent, *trackers, self._checkpoints]
+        self.sinks += [self._recent, *trackers, self._hooks, self._checkpoints]
         self._checkpoints.save()  # from now on the run can be resumed
         folder.write_config(self._settings)
         # Results of an earlier end would contradict the run that continues now.
@@ -122,6 +131,7 @@ class RunOutputs:
             self.gauges.append(adapter)
         if config.learner_threads == "auto" and not config.deterministic:
             self.sinks.append(LearnerThreads(machine.read, set_learner_threads, len(usable_cores())))
+        self.sinks.append(AfterCheckpoint(self._hooks))
         own_sinks = [sink for sink in self.sinks if sink not in display]
         closing = [part.close for part in self._lines.values()] + [part.close for part in own_sinks]
         for close in (*closing, *(gauge.close for gauge in self.gauges)):
@@ -143,7 +153,7 @@ class RunOutputs:
         if self._is_follower:
             return None
         state = checkpoint_state.capture(self._parts, self._settings, self._lines, metrics)
-        return None if state is None else (state | self._adapted(), self._packed_policy())
+        return None if state is None else (state | self._adapted() | self._hooks.state(), self._packed_policy())
 
     def _adapted(self) -> dict[str, Any]:
         """Return the values that --adapt has reached, for the checkpoint and the summary; nothing without --adapt."""
@@ -162,13 +172,14 @@ class RunOutputs:
             return contextlib.nullcontext()
         return interruptible(lambda: self._checkpoints.can_save, self._checkpoints.ask_to_stop)
 
-    def finish(self, outcome: str, error: str | None) -> dict[str, Any]:
-        """Save what was learned, and return the summary of the run."""
+    def finish(self, outcome: str, error: str | None, reason: str | None = None) -> dict[str, Any]:
+        """Save what was learned, and return the summary of the run. `reason` is why a callback has ended it."""
         # An update that was cut off has changed some weights and not others.
         is_half_done = outcome == "interrupted" and not self._comes_to_rest()
         wall_seconds = self._parts.ledger.seconds_before + time.perf_counter() - self._began
         summary = summarize(self._parts, outcome, self._redactor.redact(error) if error else error, wall_seconds)
-        summary |= {**self._adapted(), "advice": self._recent.advice()}
+        summary |= {**self._adapted(), **self._hooks.summary(), "advice": self._recent.advice()}
+        summary |= {} if reason is None else {"reason": reason}
         has_checkpoint = is_half_done or self._checkpoints.save()
         policy = (self._saved_policy() if is_half_done else None) or self._packed_policy()
         self.is_complete = self._folder.write_results(policy, summary) and has_checkpoint

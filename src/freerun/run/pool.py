@@ -9,6 +9,7 @@ import gymnasium
 
 from freerun.adapters.gymnasium_envs import EnvName, GymnasiumFactory
 from freerun.adapters.tensor_envs import TensorEnvs
+from freerun.collecting.env_args_channel import EnvArgsChannel, with_env_args
 from freerun.collecting.scheduling.joint_collector import JointCollector, share_of_start
 from freerun.core import (
     Algorithm,
@@ -36,8 +37,14 @@ from freerun.transport.state_tracks import SharedTracks
 class Pool:
     """Environments and workers, for one training or for several that follow each other without a restart."""
 
-    def __init__(self, factory: GymnasiumFactory | TensorEnvs):
+    def __init__(self, factory: GymnasiumFactory | TensorEnvs, changes_env_args: bool = False):
+        """With `changes_env_args`, arguments of the environments may change while they run."""
         self.factory = factory
+        self.env_args: EnvArgsChannel | None = None
+        """What changes them; None if they cannot change, as those of tensors."""
+        if changes_env_args and isinstance(factory, GymnasiumFactory):
+            self.env_args = EnvArgsChannel()
+            self.factory = factory.with_changes_from(self.env_args.box)
         self.tracks: SharedTracks | None = None
         self.incidents = IncidentFile()
         self._collector: ReusableCollector | None = None
@@ -93,7 +100,8 @@ class Pool:
         if isinstance(self.factory, TensorEnvs):
             return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
         options = [] if mode.traits.options is ModeOptions else [config.collector]
-        collector = mode.load()(self.factory, algorithm.policy, settings, *options)
+        policy = algorithm.policy if self.env_args is None else with_env_args(algorithm.policy, self.env_args)
+        collector = mode.load()(self.factory, policy, settings, *options)
         if config.collector.rates_segments:  # `check_fit` has refused algorithms that cannot rate them
             cast(PriorityCollector, collector).prefer(cast(RatingAlgorithm, algorithm).importance)
         return collector  # type: ignore[no-any-return]

@@ -57,6 +57,10 @@ def replay(run_dir: str | Path, until_update: int | None = None, trust: Sequence
     folder = Path(run_dir)
     config = trusted_config(read_json(folder / CONFIG), folder, trust)
     record = read_ledger(folder / "ledger.jsonl")
+    if (folder / SUMMARY).is_file() and read_json(folder / SUMMARY).get("changed_by_callbacks"):
+        raise UserError(
+            f"{folder} cannot be replayed: its callbacks have changed settings, and the ledger does not say when"
+        )
     _check(config, record, _adapted(folder))
     if until_update is not None and not 1 <= until_update <= len(record):
         raise UserError(f"--until-update must lie between 1 and {len(record)}, not {until_update}")

@@ -34,6 +34,7 @@ MAY_CHANGE = (
     "on_nan",
     "eval_every",
     "eval_episodes",
+    "callback",
     "checkpoint_every",
     "keep_checkpoints",
     "display",

@@ -120,6 +120,9 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     (off if not given)."""
     eval_episodes: int = 5
     """Episodes of each evaluation of --eval-every."""
+    callback: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Call your own code after every update: module:Class with a method on_update (docs/callbacks.md; the flag may be
+    given again)."""
     run_dir: Common[Path | None] = None
     """Folder for settings, metrics, checkpoints and policy (a new one under runs/ if not given)."""
     init_from: Common[Annotated[Path | None, tyro.conf.arg(metavar="RUN_DIR")]] = None
@@ -210,7 +213,7 @@ HELP_GROUPS = {
     ),
     "length": HelpGroup(
         "How long the run takes, and how it is judged meanwhile.",
-        ("total_steps", "total_episodes", "seed", "eval_every", "eval_episodes"),
+        ("total_steps", "total_episodes", "seed", "eval_every", "eval_episodes", "callback"),
     ),
     "output": HelpGroup(
         "What is kept and shown.",

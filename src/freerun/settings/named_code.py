@@ -27,9 +27,8 @@ def code_in(options: Mapping[str, Any]) -> list[str]:
     env_args = options.get("env_args")
     if isinstance(env_args, Mapping):
         found += [*env_args.values()]
-    track = options.get("track")
-    trackers = [name for name in track if isinstance(name, str)] if isinstance(track, list | tuple) else []
-    found += trackers
+    trackers = _texts(options.get("track"))
+    found += [*trackers, *_texts(options.get("callback"))]
     # A colon marks module:callable. Built-in names have none.
     names: list[Any] = [value for value in found if isinstance(value, str) and ":" in value]
     if isinstance(env_args, Mapping):
@@ -44,3 +43,7 @@ def code_in(options: Mapping[str, Any]) -> list[str]:
             destination = options.get(traits.destination_setting)
             names += [] if destination in traits.local_destinations else [destination]
     return sorted({str(name) for name in names if name is not None})
+
+
+def _texts(value: Any) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list | tuple) else []

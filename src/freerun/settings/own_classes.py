@@ -1,4 +1,4 @@
-"""Modes, algorithms and trackers of the user's own: what such a class must have, and its traits if it declares none."""
+"""Modes, algorithms, trackers and callbacks of the user's own: what such a class must have, and its traits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ REQUIRED = {
     "algorithm": ("Config", "demand", "observe", "update", "state_dict", "load_state_dict"),
     "mode": ("publish", "collect", "counts", "close"),
     "tracker": ("write", "close"),
+    "callback": ("on_update",),
 }
 """What a class must have, beside its constructor."""
-GUIDES = {"algorithm": "docs/own_algorithm.md", "mode": "docs/own_mode.md", "tracker": "docs/watching.md"}
+GUIDES = {
+    "algorithm": "docs/own_algorithm.md",
+    "mode": "docs/own_mode.md",
+    "tracker": "docs/watching.md",
+    "callback": "docs/callbacks.md",
+}
 
 
 def name_own(kind: str, thing: Any) -> str:

@@ -15,6 +15,7 @@ from freerun.experiment import Result, run
 from freerun.persistence import trust as trust_check
 from freerun.run.resume import newest, nothing_left
 from freerun.run.resume import settings_of as settings_of_run
+from freerun.run.update_hooks import Callback
 from freerun.settings.named_code import code_in
 from freerun.settings.own_classes import name_own
 from freerun.settings.presets import settings_of
@@ -26,11 +27,16 @@ logger = logging.getLogger("freerun")
 
 
 def train(
-    env: str | Callable[..., gymnasium.Env[Any, Any]] | TensorEnv, *, preset: str | Sequence[str] = (), **settings: Any
+    env: str | Callable[..., gymnasium.Env[Any, Any]] | TensorEnv,
+    *,
+    preset: str | Sequence[str] = (),
+    on_update: Callback | None = None,
+    **settings: Any,
 ) -> Result:
     """Train an agent: `train("CartPole-v1", total_steps=50_000, mode="pipes")`. Settings have the names of the flags.
 
-    `algo`, `mode` and the members of `track` may be classes of your own.
+    `algo`, `mode` and the members of `track` and `callback` may be classes of your own. `on_update` is a function that
+    is called with every update (docs/callbacks.md).
 
     The environment may also be a `core.TensorEnv` or an RSL-RL VecEnv that exists already. It is closed at the end.
     """
@@ -46,7 +52,7 @@ def train(
         config = auto_mode.settle(options, lambda mode: make_config(auto_mode.in_mode(options, mode)), given=options)
     else:
         config = make_config(options)
-    return run(choose_device(config))
+    return run(choose_device(config), on_update=on_update)
 
 
 def _made_already(env: Any) -> str:
@@ -59,7 +65,9 @@ def _made_already(env: Any) -> str:
     )
 
 
-def resume(run_dir: str | Path, *, trust: Sequence[str] = (), **changes: Any) -> Result:
+def resume(
+    run_dir: str | Path, *, trust: Sequence[str] = (), on_update: Callback | None = None, **changes: Any
+) -> Result:
     """Continue a run that was stopped or killed: `resume("runs/…", total_steps=200_000)`.
 
     If you did not train the run here, name the code that its folder names again with `trust`.
@@ -69,21 +77,22 @@ def resume(run_dir: str | Path, *, trust: Sequence[str] = (), **changes: Any) ->
     changes = _named(changes)
     auto_mode.refuse(changes, "a run goes on in the mode that is named, or in its own")
     before = settings_of_run(found, path)
-    # Code that the caller names now needs no other trust; what the folder names does.
-    code = code_in({**before, **changes, "mode": before["mode"]})
-    trust_check.check(code, path, [*trust, *_words(changes)])
+    # What the folder names needs trust, unless the caller names it now, or names something else in its place.
+    code, kept = code_in(before), code_in({**before, **changes, "mode": before["mode"]})
+    trust_check.check(code, path, [*trust, *_words(changes), *(name for name in code if name not in kept)])
     config = make_config({**settings_of_run(found, path, changes.get("mode")), **changes})
     if (sentence := nothing_left(config, found)) is not None:
         logger.warning(sentence)
-    return run(config, resumed=found)
+    return run(config, resumed=found, on_update=on_update)
 
 
 def _named(settings: dict[str, Any]) -> dict[str, Any]:
     """Replace classes of the user's own by their names."""
     kinds = {"algo": "algorithm", "mode": "mode"}
     named = {name: name_own(kinds[name], value) if name in kinds else value for name, value in settings.items()}
-    if isinstance(named.get("track"), list | tuple):
-        named["track"] = tuple(name_own("tracker", tracker) for tracker in named["track"])
+    for name, kind in {"track": "tracker", "callback": "callback"}.items():
+        if isinstance(named.get(name), list | tuple):
+            named[name] = tuple(name_own(kind, thing) for thing in named[name])
     return named
 
 

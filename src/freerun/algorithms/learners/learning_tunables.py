@@ -1,18 +1,26 @@
-"""The settings of an algorithm that `--adapt` may change: the minibatch size and the amount of learning per step.
+"""The settings of an algorithm that may change while a run goes on: by a callback, or by `--adapt`.
 
-Both change what is learned, not only how fast. So neither is changed unless the user has given a bound for it.
+`--adapt` moves the minibatch size and the amount of learning per step. Both change what is learned, not only
+how fast. So neither is changed unless the user has given a bound for it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
-from freerun.core import Algorithm, AlgorithmTraits, Tunable, UserError
+from torch import Tensor
 
-MINIBATCH, UPDATE_RATIO = "minibatch", "update_ratio"
+from freerun.core import Algorithm, AlgorithmTraits, Tunable, UserError, WarmStartable
+
+MINIBATCH, UPDATE_RATIO, LEARNING_RATE = "minibatch", "update_ratio", "learning_rate"
 LEARNING_TUNABLES = (MINIBATCH, UPDATE_RATIO)
 """The names of these tunables in adapting.jsonl and in the metrics."""
+
+
+SMALLEST = 1e-12
+"""The least that a callback may set where a number must be above 0."""
 
 
 class TunableAlgorithm(Algorithm, Protocol):
@@ -51,6 +59,42 @@ def learning_tunables(
             )
         tunables.append(_tunable(algorithm, UPDATE_RATIO, ratio, min_update_ratio, start))
     return tunables
+
+
+def changeable_settings(algorithm: Any, traits: AlgorithmTraits) -> list[Tunable]:
+    """Return what a callback may change: it knows what it does, so there is no bound but that of sense."""
+    settings = {MINIBATCH: traits.minibatch_setting, UPDATE_RATIO: traits.update_ratio_setting}
+    tunables = []
+    for name, setting in settings.items():
+        if setting is not None:
+            is_whole = isinstance(getattr(algorithm.config, setting), int)
+            tunables.append(_tunable(algorithm, name, setting, 1.0 if is_whole else SMALLEST, math.inf))
+    groups = _parameter_groups(algorithm)
+    # A step that was captured in a CUDA graph reads its learning rate from a tensor, or never again.
+    if groups and all(isinstance(group["lr"], Tensor) or not group["params"][0].is_cuda for group in groups):
+        tunables.append(_learning_rate(algorithm))
+    return tunables
+
+
+def _parameter_groups(algorithm: Any) -> list[dict[str, Any]]:
+    """Return the optimisers' groups. They are looked up every time: a checkpoint that is loaded replaces them."""
+    optimizers = algorithm.optimizers().values() if isinstance(algorithm, WarmStartable) else ()
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def _learning_rate(algorithm: Any) -> Tunable:
+    def apply(wanted: float) -> None:
+        for group in _parameter_groups(algorithm):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(wanted)
+            else:
+                group["lr"] = wanted
+        # Where it is annealed, the configured one is what goes down.
+        if LEARNING_RATE in {field.name for field in fields(algorithm.config)}:
+            algorithm.reconfigure(replace(algorithm.config, **{LEARNING_RATE: wanted}))
+
+    read = lambda: float(_parameter_groups(algorithm)[0]["lr"])  # noqa: E731
+    return Tunable(LEARNING_RATE, read, apply, SMALLEST, math.inf, is_whole=False, between_updates=True)
 
 
 def _tunable(algorithm: TunableAlgorithm, name: str, setting: str, low: float, high: float) -> Tunable:

@@ -28,10 +28,13 @@ from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, User
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 Activation = Literal["tanh", "relu", "elu"]
 NORMALIZED_LIMIT = 10.0
 """Normalised observations and scaled rewards are clipped to this many standard deviations."""
+SIZES = ("obs_size", "categories", "gaussian_size")
+"""The sizes that a network and its environment must share."""
 MAX_GUMBEL_CHOICES = 64
 """Up to this many choices, one Gumbel number for each is cheaper than the cumulative distribution."""
 
@@ -106,6 +109,11 @@ class ActorSpec:
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
         return cls(**values)
+
+    def fits(self, env: EnvSpec) -> bool:
+        """True if a policy of this shape takes the observations of an environment and chooses its actions."""
+        wanted = self.of(env, self.hidden_sizes, self.activation)
+        return all(getattr(wanted, name) == getattr(self, name) for name in SIZES)
 
     @property
     def output_size(self) -> int:
@@ -203,6 +211,12 @@ class MLPActor:
         from freerun.algorithms.policies.device_actor import DeviceActor  # workers do not import torch
 
         return DeviceActor(self.spec, None, self.arrays, self._scalar_actions, device, seed)
+
+    def torch_network(self) -> nn.Module:
+        """Return a copy of the network in torch, for export: normalised observations -> outputs."""
+        from freerun.algorithms.policies.networks import mlp_from
+
+        return mlp_from(self.spec, self.arrays)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "mlp", "scalar_actions": self._scalar_actions, **asdict(self.spec)}

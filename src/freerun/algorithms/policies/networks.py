@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI, LOG_STD_LIMITS
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, Activation, ActorSpec
-from freerun.core import Policy
+from freerun.core import FloatArray, Policy
 
 
 class Tanh(nn.Tanh):
@@ -42,6 +42,13 @@ def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.
         if not is_last:
             layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers)
+
+
+def mlp_from(spec: ActorSpec, arrays: Mapping[str, FloatArray]) -> nn.Sequential:
+    """The network of a policy that workers run in numpy, from its arrays, with torch's own tanh: it can be traced."""
+    network = mlp((spec.obs_size, *spec.hidden_sizes, spec.output_size), spec.activation, 1.0)
+    network.load_state_dict({name: torch.from_numpy(arrays[name].copy()) for name in network.state_dict()})
+    return nn.Sequential(*(nn.Tanh() if isinstance(layer, Tanh) else layer for layer in network))
 
 
 def flatten_parameters(module: nn.Module) -> nn.Parameter:

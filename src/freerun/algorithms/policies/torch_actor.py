@@ -97,6 +97,10 @@ class TorchActor:
         network = copy.deepcopy(self._network)
         return DeviceActor(self.spec, network, self.arrays, self._scalar_actions, device, seed)
 
+    def torch_network(self) -> nn.Module:
+        """Return a copy of the network, for export: normalised observations -> outputs."""
+        return copy.deepcopy(self._network)
+
     def describe(self) -> dict[str, Any]:
         return {"kind": "torch", "network": self._name, "scalar_actions": self._scalar_actions, **asdict(self.spec)}
 

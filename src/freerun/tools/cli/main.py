@@ -1,4 +1,4 @@
-"""The command line: `freerun train | probe | eval | replay | bench | watch | plot | list | check-env`."""
+"""The command line: `freerun train | probe | eval | export | replay | bench | watch | plot | list | check-env`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
-from freerun.core import EnvFailure, LearnerFailure, UserError
+from freerun.core import CallbackFailure, EnvFailure, LearnerFailure, UserError
 from freerun.tools.cli import INTERRUPTED
 from freerun.tools.cli.bench_command import bench
 from freerun.tools.cli.check_env_command import check_env
 from freerun.tools.cli.eval_command import evaluate
+from freerun.tools.cli.export_command import export
 from freerun.tools.cli.list_command import list_names
 from freerun.tools.cli.plot_command import plot
 from freerun.tools.cli.probe_command import probe
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "probe": probe,
     "eval": evaluate,
+    "export": export,
     "replay": replay,
     "bench": bench,
     "watch": watch,
@@ -42,7 +44,8 @@ UNREAD = 128 + signal.SIGPIPE
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0 done, 1 a failure of the environment or of another learner, 2 bad input, 130 interrupted, 141 nobody reads.
+    0 done, 1 a failure of the environment, of a callback or of another learner, 2 bad input, 130 interrupted, 141
+    nobody reads.
     """
     try:
         try:
@@ -89,7 +92,7 @@ def _run(words: list[str]) -> int:
     except UserError as error:
         print(f"freerun: {error}", file=sys.stderr)
         return 2
-    except (EnvFailure, LearnerFailure) as failure:
+    except (EnvFailure, LearnerFailure, CallbackFailure) as failure:
         print(f"freerun: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

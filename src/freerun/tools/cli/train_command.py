@@ -65,7 +65,8 @@ def _sentence(summary: Mapping[str, Any]) -> str:
     """Describe how a run went. Its steps are those that were learned from."""
     mean = summary["mean_return"]
     return (
-        f"{summary['outcome'].capitalize()}: {summary['env_steps']:,} steps, "
+        f"{summary['outcome'].capitalize()}{f' ({reason})' if (reason := summary.get('reason')) else ''}: "
+        f"{summary['env_steps']:,} steps, "
         f"{summary['episodes']:,} episodes, {summary['updates']} updates in {summary['wall_seconds']:.1f} s "
         f"({summary['steps_per_second']:,.0f} steps/s, {summary['episodes_per_second']:,.1f} episodes/s); "
         + ("no episode has ended" if mean is None else f"mean return {mean:.2f}")

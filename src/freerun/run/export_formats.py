@@ -1,0 +1,138 @@
+"""The files that a policy can be exported to: how each is written, and how it is run again for the parity check."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from freerun.core import Array, EnvSpaces, RequiredPackage
+from freerun.run import numpy_export
+from freerun.run.exported_module import ACTION, LOGITS, ExportedModule, observation_parts
+from freerun.run.trained_policy import TrainedPolicy
+
+
+class PolicyOutputs(NamedTuple):
+    """What a policy returns for a batch of observations."""
+
+    action: Array
+    logits: Array | None = None
+    """Of discrete actions."""
+
+
+RunPolicy = Callable[[Sequence[Any]], PolicyOutputs]
+"""From observations as the environment gives them to the outputs of an exported policy."""
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """A kind of file."""
+
+    description: str
+    suffix: str
+    write: Callable[[TrainedPolicy, Path], None]
+    open: Callable[[Path, TrainedPolicy], RunPolicy]
+    """Opens the file as a robot would. The policy tells which arrays an observation consists of."""
+    package: RequiredPackage | None = None
+
+
+def run_trained(policy: TrainedPolicy) -> RunPolicy:
+    """Return the outputs of a policy as freerun itself computes them."""
+    return lambda observations: PolicyOutputs(
+        policy.predict(list(observations)), policy.logits(list(observations)) if policy.has_logits else None
+    )
+
+
+def output_names(policy: TrainedPolicy) -> list[str]:
+    return [ACTION, LOGITS] if policy.has_logits else [ACTION]
+
+
+def _module(policy: TrainedPolicy) -> ExportedModule:
+    actor: Any = policy.actor  # a policy that was loaded from a file is an MLPActor or a TorchActor
+    return ExportedModule(actor, EnvSpaces(policy.observation_space, policy.action_space))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what torch says about its own exporters. What they write is checked afterwards."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _write_onnx(policy: TrainedPolicy, path: Path) -> None:
+    module = _module(policy)
+    example, names = module.example(), [part.name for part in observation_parts(policy.observation_space)]
+    batch = torch.export.Dim("batch")
+    with _quiet():
+        torch.onnx.export(
+            module,
+            example,
+            path,
+            input_names=names,
+            output_names=output_names(policy),
+            # `forward` takes any number of observations, so there is one nested entry for all of them.
+            dynamic_shapes=(tuple({0: batch} for _ in example),),
+            external_data=False,
+            dynamo=True,
+            verbose=False,
+        )
+
+
+def _open_onnx(path: Path, policy: TrainedPolicy) -> RunPolicy:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    parts = observation_parts(policy.observation_space)
+    return lambda observations: PolicyOutputs(
+        *session.run(output_names(policy), {part.name: part.stack(observations) for part in parts})
+    )
+
+
+def _write_torchscript(policy: TrainedPolicy, path: Path) -> None:
+    module = _module(policy)
+    with _quiet():
+        torch.jit.save(torch.jit.trace(module, module.example()), str(path))  # type: ignore[no-untyped-call]
+
+
+def _open_torchscript(path: Path, policy: TrainedPolicy) -> RunPolicy:
+    with _quiet():
+        module = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
+    parts = observation_parts(policy.observation_space)
+
+    def run(observations: Sequence[Any]) -> PolicyOutputs:
+        with torch.no_grad():
+            outputs = module(*(torch.from_numpy(part.stack(observations)) for part in parts))
+        return PolicyOutputs(*(output.numpy() for output in outputs))
+
+    return run
+
+
+FORMATS = {
+    "onnx": ExportFormat(
+        "for onnxruntime and other programs, in any language",
+        ".onnx",
+        _write_onnx,
+        _open_onnx,
+        RequiredPackage("onnxruntime", "ONNX", "export", also=("onnx", "onnxscript")),
+    ),
+    "torchscript": ExportFormat("for torch.jit.load, in Python or C++", ".pt", _write_torchscript, _open_torchscript),
+    "numpy": ExportFormat(
+        "for freerun.load_policy, without torch",
+        numpy_export.SUFFIX,
+        numpy_export.save,
+        lambda path, _: run_trained(numpy_export.load(path)),
+    ),
+}
