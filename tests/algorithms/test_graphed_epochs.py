@@ -5,6 +5,7 @@ On a CPU everything but the recording itself runs; with a GPU the same tests rec
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from freerun.algorithms.ppo.minibatches import Minibatches
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import EnvSpec, TensorSegment
@@ -79,6 +81,55 @@ def test_a_graph_takes_the_steps_that_are_taken_one_by_one(
         assert min(record["num_gradient_steps"] for record in found) < 32, "an update has stopped early"
     if "desired_kl" in SETTINGS[name]:
         assert len({record["learning_rate"] for record in found}) > 1
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "captured", "sizes"),
+    [
+        (100, False, [50, 50]),
+        (100, True, [50, 50]),  # too few to leave any out
+        (101, True, [51, 50]),
+        (520, False, [65] * 8),
+        (520, True, [64] * 8),
+        (575, True, [64] * 8),
+        (576, True, [64] * 9),
+    ],
+)
+def test_rows_are_dealt_into_minibatches(num_rows: int, captured: bool, sizes: list[int]) -> None:
+    minibatches = Minibatches(num_rows, 64, captured)
+    drawn = list(minibatches.draw(2, torch.Generator().manual_seed(0)))
+    assert [len(rows) for rows in drawn] == 2 * sizes
+    assert minibatches.are_even == (len(set(sizes)) == 1)
+    first, second = (set(torch.cat(drawn[start : start + len(sizes)]).tolist()) for start in (0, len(sizes)))
+    assert len(first) == len(second) == sum(sizes), "no row twice in an epoch"
+    assert first <= set(range(num_rows))
+    if sum(sizes) < num_rows:
+        assert first != second, "other rows are left out of the next epoch"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_graph_serves_updates_of_any_size(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The updates shrink and grow; the same are taken with a new graph for each."""
+    monkeypatch.setattr("freerun.algorithms.ppo.ppo.acceleration_of", lambda *_: "graph")
+    weights = []
+    for forgets in (False, True):
+        ppo = PPO(ENV, PPOConfig(learner="torch", steps_per_update=160, minibatch_size=16), 0, device, False)
+        rng = np.random.default_rng(1)
+        for version, num_steps in enumerate((20, 17, 19, 25, 16)):
+            steps = segment(ppo, rng, version, device)
+            repeats = -(-num_steps // NUM_STEPS)
+            longer = {
+                field.name: torch.cat([getattr(steps, field.name)] * repeats)[:num_steps]
+                for field in dataclasses.fields(steps)
+                if isinstance(getattr(steps, field.name), Tensor)
+            }
+            ppo.observe([dataclasses.replace(steps, **longer)])
+            metrics = ppo.update(version, 0.0)
+            assert metrics["num_gradient_steps"] == 10 * (num_steps * NUM_ENVS // 16)
+            if forgets:
+                ppo.load_state_dict(ppo.state_dict())  # captures again
+        weights.append(ppo.policy.weights.copy())
+    np.testing.assert_allclose(*weights, atol=0.0 if device == "cpu" else 1e-5)
 
 
 class WaitingNetwork(nn.Module):

@@ -48,6 +48,14 @@ class GraphBuffers(NamedTuple):
         has_stopped = torch.zeros((), dtype=torch.bool, device=device)
         return cls(batch, minibatches, cursor, loss_sums, change_sums, num_steps, num_minibatches, has_stopped)
 
+    def have_room_for(self, batch: TrainingBatch, minibatches: Tensor) -> bool:
+        """True if these fit: minibatches of the size that was captured, and not more rows than there is room for."""
+        room, needed = (self.minibatches, *self.batch), (minibatches, *batch)
+        return all(
+            len(part) <= len(buffer) and part.shape[1:] == buffer.shape[1:]
+            for buffer, part in zip(room, needed, strict=True)
+        )
+
     def restart(self) -> None:
         for counter in self[2:]:
             assert isinstance(counter, Tensor)
@@ -56,6 +64,11 @@ class GraphBuffers(NamedTuple):
     def measured(self) -> Tensor:
         """The means of both losses and of the policy's change, and the number of gradient steps."""
         return torch.cat([self.loss_sums / self.num_steps, self.change_sums / self.num_minibatches, self.num_steps])
+
+
+def _with_room(part: Tensor) -> Tensor:
+    """The same rows, and room for a quarter more."""
+    return torch.cat([part, torch.zeros_like(part[: len(part) // 4 + 1])])
 
 
 class GraphedEpochs:
@@ -85,18 +98,24 @@ class GraphedEpochs:
     def run(self, batch: TrainingBatch, minibatches: Sequence[Tensor]) -> Tensor:
         """Take one gradient step per minibatch; all have the same size. Returns `GraphBuffers.measured`."""
         order = torch.stack(list(minibatches))
-        shapes = (order.shape, batch.obs.shape)  # more epochs of fewer rows may have minibatches of the same shape
-        if self._buffers is None or (self._buffers.minibatches.shape, self._buffers.batch.obs.shape) != shapes:
-            self._buffers = GraphBuffers.around(batch, order)
-            self._graphed_step = GraphedStep(self._step_once, self._device, (), self._acceleration)
+        if self._buffers is None:
+            self._capture_around(batch, order)
+        elif not self._buffers.have_room_for(batch, order):
+            # Updates differ in size, so there is room for more than this one: each capture takes time.
+            self._capture_around(TrainingBatch(*map(_with_room, batch)), _with_room(order))
         buffers = self._buffers
+        assert buffers is not None
         for buffer, source in zip((*buffers.batch, buffers.minibatches), (*batch, order), strict=True):
-            # At a capture the batch itself has become the buffer.
+            # At the first capture the batch itself has become the buffer.
             if buffer is not source:
-                buffer.copy_(source)
+                buffer[: len(source)].copy_(source)
         buffers.restart()
         self._graphed_step(len(order))
         return buffers.measured()
+
+    def _capture_around(self, batch: TrainingBatch, order: Tensor) -> None:
+        self._buffers = GraphBuffers.around(batch, order)
+        self._graphed_step = GraphedStep(self._step_once, self._device, (), self._acceleration)
 
     def forget(self) -> None:
         """Capture again at the next update, because the optimiser's tensors have been replaced."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from freerun.algorithms.policies.running_moments import RunningMoments, needs_no
 from freerun.algorithms.policies.torch_actor import TorchActor, build
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
 from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs, acceleration_of
+from freerun.algorithms.ppo.minibatches import Minibatches
 from freerun.algorithms.ppo.objective import (
     PPOLosses,
     adapted_learning_rate,
@@ -203,10 +204,11 @@ class PPO:
         if self.config.normalizes_update:
             batch = batch._replace(advantage=normalized_advantage(batch.advantage, advantage_of_all))
         # Several epochs of minibatch gradient steps.
-        if self._can_capture(len(batch.obs)):
-            measured = self._graphed_epochs.run(batch, list(self._minibatches(len(batch.obs))))
+        minibatches = self._minibatches(joined.total)
+        if minibatches.is_captured and minibatches.are_even:
+            measured = self._graphed_epochs.run(batch, self._draw(minibatches))
         else:
-            measured = self._run_epochs(batch, joined, advantage_of_all)
+            measured = self._run_epochs(batch, joined, advantage_of_all, self._draw(minibatches))
 
         metrics = self._metrics(measured, batch, joined.total, target_of_all, value_of_all)
         if self.net.spec.normalize_obs:
@@ -229,15 +231,27 @@ class PPO:
         flat = flatten_segments(segments, self._device)
         reward = flat.reward
         if self.config.normalize_reward:
-            grid_reward, grid_ended = flat.reward[flat.rows], flat.ended[flat.rows]
-            factor = self.reward_scale(segments, grid_reward, grid_ended, self._learner_group, flat.mask)
+            # On the host, as the advantages are: see `prepare_flat_batch`.
+            grid_reward, grid_ended = flat.reward[flat.rows].cpu(), flat.ended[flat.rows].cpu()
+            factor = self.reward_scale(segments, grid_reward, grid_ended, self._learner_group, flat.mask.cpu())
             reward = scaled_reward(reward, factor)
         return flat.obs, prepare_flat_batch(self.net, self.config, flat, reward, version)
 
     def _prepare_grid(self, *grid: Tensor) -> TrainingBatch:
         return prepare_grid(self.net, self.config, TensorGrid(*grid))
 
-    def _run_epochs(self, batch: TrainingBatch, joined: JoinedRows, advantage_of_all: Tensor) -> Tensor:
+    def _minibatches(self, num_rows: int) -> Minibatches:
+        assert self.config.minibatch_size is not None  # `with_sizes`
+        return Minibatches(num_rows, self.config.minibatch_size, self._acceleration != "none")
+
+    def _draw(self, minibatches: Minibatches) -> list[Tensor]:
+        """All are drawn even if the update ends early, so the next one draws the same as after a recorded update."""
+        assert self.config.num_epochs is not None  # `with_sizes`
+        return list(minibatches.draw(self.config.num_epochs, self._shuffle))
+
+    def _run_epochs(
+        self, batch: TrainingBatch, joined: JoinedRows, advantage_of_all: Tensor, minibatches: Sequence[Tensor]
+    ) -> Tensor:
         """Take the gradient steps one by one. Returns the means of what they measured, and their number.
 
         The means are of policy loss, value loss, approximate KL divergence and clipped fraction.
@@ -246,8 +260,7 @@ class PPO:
         num_rows = num_steps = 0
         config, steps = self.config, self._gradient_steps
         steps.begin(self.config, batch)
-        # All are drawn even if the update ends early, so that the next one draws the same as after a recorded update.
-        for rows_of_all in list(self._minibatches(joined.total)):
+        for rows_of_all in minibatches:
             rows = joined.local(rows_of_all)
             share = len(rows) / len(rows_of_all)
             num_rows += len(rows_of_all)
@@ -267,23 +280,6 @@ class PPO:
         log_ratio = torch.cat(log_ratios)
         change = self._policy_change(log_ratio, len(log_ratio) / num_rows)
         return torch.cat([mean_losses, change, torch.tensor([float(num_steps)], device=self._device)])
-
-    def _can_capture(self, num_rows: int) -> bool:
-        """A CUDA graph has one shape."""
-        has_even_minibatches = num_rows % self._num_minibatches(num_rows) == 0
-        return self._acceleration != "none" and has_even_minibatches
-
-    def _num_minibatches(self, num_rows: int) -> int:
-        assert self.config.minibatch_size is not None  # `with_sizes`
-        # Rounded: 100 rows in minibatches of 64 become two of 50, not one of 64 and a rest of 36.
-        return max(1, round(num_rows / self.config.minibatch_size))
-
-    def _minibatches(self, num_rows: int) -> Iterator[Tensor]:
-        """The rows of every minibatch, in a new random order each epoch."""
-        assert self.config.num_epochs is not None  # `with_sizes`
-        for _ in range(self.config.num_epochs):
-            order = torch.randperm(num_rows, generator=self._shuffle, device=self._device)
-            yield from order.chunk(self._num_minibatches(num_rows))
 
     def _losses(self, minibatch: TrainingBatch) -> PPOLosses:
         return ppo_losses(self.net, self.config, minibatch)

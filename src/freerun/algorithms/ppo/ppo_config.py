@@ -91,8 +91,8 @@ class PPOConfig:
     network (auto: fast wherever it can be used)."""
     acceleration: Acceleration = "auto"
     """On a GPU: record gradient steps as CUDA graphs (auto, graph), fuse their kernels too (compile: half a minute
-    before the first), or do neither (none). Minibatches of uneven size go without, and so do networks of your own that
-    wait for the GPU."""
+    before the first), or do neither (none). A recorded epoch leaves out rows that do not fill a minibatch. Updates of a
+    few uneven minibatches go without, and so do networks of your own that wait for the GPU."""
 
     def __post_init__(self) -> None:
         if self.episodes_per_update is not None and self.steps_per_update is not None:

@@ -77,6 +77,12 @@ def running_return(reward: Tensor, ended: Tensor, gamma: float) -> tuple[Tensor,
     """
     factor = gamma * ~ended.roll(1, dims=0)
     factor[:1] = gamma
+    if reward.device.type == "cpu":
+        # As in `discounted_sums`. weight_t is the product of all factors so far.
+        sums, factors = reward.numpy().copy(), factor.to(reward.dtype).numpy()
+        for step in range(1, len(sums)):
+            sums[step] += factors[step] * sums[step - 1]
+        return torch.from_numpy(sums), torch.from_numpy(factors.cumprod(axis=0))
     returns, weights = torch.empty_like(reward), torch.empty_like(reward)
     # Zeros [B]; a slice and not reward[0], because a learner may have no rows.
     running = torch.zeros_like(reward[:1].sum(dim=0))

@@ -228,11 +228,12 @@ def prepare_flat_batch(
     # Padding stands for row 0. Its numbers are computed with, but `ended` keeps them apart and `mask` drops them.
     terminated, ended = batch.terminated[rows], batch.ended[rows] | ~mask
     ended[:-1] |= ~mask[1:]  # a segment may end before its episode: nothing flows back from beyond it
-    steps = (reward[rows], value[rows], next_value[rows], terminated, ended)
-    advantage, correction = _advantage_and_correction(config, *steps, weight[rows])
+    steps = (reward[rows], value[rows], next_value[rows], terminated, ended, weight[rows])
+    # On the host, because a GPU would start several kernels for each of T steps one after another.
+    results = _advantage_and_correction(config, *(part.cpu() for part in steps))
     # From [T, B] back to flat rows, without the padding.
     flat = torch.empty((2, *value.shape), dtype=value.dtype, device=value.device)
-    flat[:, rows[mask]] = torch.stack([advantage[mask], correction[mask]])
+    flat[:, rows[mask]] = torch.stack(results).to(value.device)[:, mask]
     return TrainingBatch(obs, action, proximal, weight, flat[0], flat[1] + value, value)
 
 
