@@ -297,7 +297,7 @@ class RoughDroneSim:
         if is_seen is not None:
             num_near, side = self._task.map_width**2, self._task.far_width
             near, far = is_seen[:, :num_near].float(), is_seen[:, num_near:].float()
-            parts += [near, far.view(-1, side, FAR_POOL, side, FAR_POOL).mean((2, 4)).flatten(1)]
+            parts += [near, far.view(len(far), side, FAR_POOL, side, FAR_POOL).mean((2, 4)).flatten(1)]
         return torch.cat(parts, 1)
 
     def metrics(self) -> Metrics:
