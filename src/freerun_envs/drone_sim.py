@@ -13,18 +13,18 @@ Observations, in this order (metres, seconds, radians; "body" is the drone's own
 | 1 | distance to the ceiling |
 | 1 or 25 | clearance, the height above the ground: in `hover` beneath the drone, else at 5 × 5 points 1 m apart |
 | 49 | only in `explore`: 1 where the ground is seen or outside the arena, at 7 × 7 points 2.5 m apart |
+| 49 | only in version 1 of `explore`: the same as the mean of 2 × 2 points 3 m apart, at 7 × 7 places 6 m apart |
 
 The grids of points turn with the drone's yaw. They run from behind it to ahead, and row by row from right to left.
 
-So `hover` has 14 numbers, `waypoint` 38 and `explore` 87. An action has four numbers in [-1, 1]: the thrust, from 0 to
-1.9 × weight, and the moments about the body's x, y and z axes. There are 50 actions per second.
+So `hover` has 14 numbers, `waypoint` 38 and `explore` 87 (in version 1: 136). An action has four numbers in [-1, 1]:
+the thrust, from 0 to 1.9 × weight, and the moments about the body's x, y and z axes. There are 50 actions per second.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,66 +37,36 @@ from freerun.core import EnvSpec, Metrics, TensorStep, UserError
 from freerun_envs import drone_physics as physics
 from freerun_envs.counter_random import keys_from, uniforms
 from freerun_envs.drone_physics import Body
-from freerun_envs.terrain import (
-    ARENA_METRES,
-    HALF_METRES,
-    NUM_STARTS,
-    RELIEF_METRES,
-    Terrain,
-    grid_offsets,
-    ground_height,
-    make_terrain,
+from freerun_envs.drone_tasks import (
+    CEILING,
+    CELL_REWARD,
+    CRASH_COST,
+    DECIMATION,
+    FAR_POOL,
+    FAR_SPACING,
+    GOAL_METRES,
+    GOAL_REWARD,
+    MAP_SPACING,
+    MIN_CLEARANCE,
+    NUM_CELLS,
+    PHYSICS_SECONDS,
+    PROGRESS_REWARD,
+    RATE_COST,
+    REACHED_METRES,
+    REACHED_REWARD,
+    SCAN_SPACING,
+    SEEN_WIDTH,
+    SIGHT_CELLS,
+    SIGHT_METRES,
+    STEP_SECONDS,
+    Task,
+    find_task,
 )
+from freerun_envs.terrain import HALF_METRES, NUM_STARTS, Terrain, grid_offsets, ground_height, make_terrain
 
-PHYSICS_SECONDS = 0.01
-"""The time step of the physics."""
-DECIMATION = 2
-"""The number of physics steps per action."""
-STEP_SECONDS = PHYSICS_SECONDS * DECIMATION
-MIN_CLEARANCE = 0.1
-"""In metres above the ground; a drone that is lower has crashed."""
-CEILING = RELIEF_METRES
-"""In metres. It is as high as the highest peaks, so drones must fly around them."""
-
-SPEED_COST, RATE_COST = 0.05, 0.01
-"""Per second: the weights of the squared speed and the squared angular velocity, as in Isaac Lab's quadcopter."""
-GOAL_REWARD, GOAL_METRES = 15.0, 0.8
-"""`hover`: 15 · (1 − tanh(distance / 0.8 m)) per second, as in Isaac Lab's quadcopter."""
-PROGRESS_REWARD, REACHED_REWARD, REACHED_METRES = 1.0, 5.0, 0.5
-"""`waypoint`: 1 for each metre nearer to the goal, and 5 for coming within 0.5 m of it."""
-CELL_REWARD = 0.1
-"""`explore`: for each cell of 1 m² that is seen for the first time in the episode."""
-CRASH_COST = 1.0
-"""Subtracted at a crash, except in `hover`, whose reward is Isaac Lab's."""
-SIGHT_METRES = 2.5
-"""A drone sees the cells whose middle is at most this far away, seen from above."""
-
-NUM_CELLS = round(ARENA_METRES)
-"""The number of cells along each side of the arena. A cell is 1 m wide."""
-SIGHT_CELLS = math.ceil(SIGHT_METRES)
-SEEN_WIDTH = NUM_CELLS + 2 * SIGHT_CELLS
-"""The cells along each side with a border, so that a drone at the edge needs no special case."""
-SCAN_SPACING, MAP_SPACING = 1.0, 2.5
-"""Metres between the points of the clearance grid and of the map of seen ground."""
 NUM_DRAWS = 12
 """The random numbers that one starting pose takes."""
 OBSERVATION_LIMIT = 100.0
-
-
-@dataclass(frozen=True)
-class Task:
-    episode_seconds: float
-    scan_width: int
-    """Points along each side of the clearance grid."""
-    map_width: int = 0
-    """Points along each side of the map of seen ground."""
-
-    @property
-    def num_observations(self) -> int:
-        return 13 + self.scan_width**2 + self.map_width**2  # four vectors and the distance to the ceiling make 13
-
-
-TASKS = {"explore": Task(20.0, 5, 7), "hover": Task(10.0, 1), "waypoint": Task(20.0, 5)}
 
 
 class Surroundings(NamedTuple):
@@ -134,9 +104,10 @@ class RoughDroneSim:
         num_terrains: int = 16,
         autoreset: bool = True,
         stagger: bool = False,
+        version: int = 0,
     ):
         """`stagger` lets the first episodes begin with random step counts, so that they do not all time out at once."""
-        self.task, self._task = task, _find_task(task)
+        self.task, self._task = task, find_task(task, version)
         self.num_envs, self.device, self.autoreset = num_envs, _find_device(device), autoreset
         self._stagger, self._seed = stagger, seed
         seconds = self._task.episode_seconds if episode_seconds is None else episode_seconds
@@ -144,6 +115,7 @@ class RoughDroneSim:
         if num_envs < 1 or num_terrains < 1 or self.max_episode_steps < 1:
             raise UserError("RoughDrone needs num_envs and num_terrains of 1 or more and episodes of 0.02 s or more")
         self.spec = _spec(self._task)
+        self.speed_cost = self._task.speed_cost
         self.terrain: Terrain = make_terrain(terrain_seed, num_terrains, self.device)
 
         # One row per drone: position, velocity, attitude, rates and goal, so that a restart is a single copy.
@@ -162,7 +134,9 @@ class RoughDroneSim:
         self._frame = physics.airframe(self.device)
         self._draw_columns = torch.arange(NUM_DRAWS, device=self.device)
         self._scan_points = grid_offsets(self._task.scan_width, SCAN_SPACING, self.device)
-        self._map_points = grid_offsets(self._task.map_width, MAP_SPACING, self.device)
+        near = grid_offsets(self._task.map_width, MAP_SPACING, self.device)
+        far = grid_offsets(self._task.far_width * FAR_POOL, FAR_SPACING, self.device)
+        self._map_points = torch.cat([near[0], far[0]]), torch.cat([near[1], far[1]])
         self._near_cells = grid_offsets(2 * SIGHT_CELLS + 1, 1.0, self.device)
         self._starts = self._make_starts(terrain_seed)
         self.reset(seed)
@@ -256,7 +230,7 @@ class RoughDroneSim:
     def _reward(self, distance_before: Tensor, crashed: Tensor) -> Tensor:
         """The reward of this step. It also marks the cells that are seen, and moves the goals that were reached."""
         speed, rate = self.body.velocity.square().sum(1), self.body.rates.square().sum(1)
-        reward = -STEP_SECONDS * (SPEED_COST * speed + RATE_COST * rate)
+        reward = -STEP_SECONDS * (self._task.speed_cost * speed + RATE_COST * rate)
         if self.task == "explore":
             return reward + CELL_REWARD * self._see() - CRASH_COST * crashed
         distance = self._goal_distance()
@@ -320,7 +294,11 @@ class RoughDroneSim:
         vectors = physics.rotate_back(body.attitude[:, None], torch.stack([body.velocity, down, to_goal], 1))
         velocity, down, to_goal = vectors.unbind(1)
         parts = [velocity, body.rates, down, to_goal, CEILING - body.position[:, 2:3], around.clearance]
-        return torch.cat(parts if is_seen is None else [*parts, is_seen.float()], 1)
+        if is_seen is not None:
+            num_near, side = self._task.map_width**2, self._task.far_width
+            near, far = is_seen[:, :num_near].float(), is_seen[:, num_near:].float()
+            parts += [near, far.view(len(far), side, FAR_POOL, side, FAR_POOL).mean((2, 4)).flatten(1)]
+        return torch.cat(parts, 1)
 
     def metrics(self) -> Metrics:
         """This simulator logs nothing about itself."""
@@ -328,6 +306,12 @@ class RoughDroneSim:
 
     def close(self) -> None:
         """There is nothing to close."""
+
+    def seen_share(self) -> Tensor:
+        """`explore`: the share of the arena's cells that each drone has seen in this episode, [N]."""
+        if self.task != "explore":
+            return self._zeros(torch.float32)
+        return (self._seen == self._episode[:, None]).sum(1) / NUM_CELLS**2
 
     def seen_cells(self, env: int) -> Tensor:
         """`explore`: whether each cell of 1 m² was seen in this episode of that drone, [y, x]."""
@@ -337,8 +321,9 @@ class RoughDroneSim:
 
 def build(name: str, num_envs: int, device: str, seed: int, task: str = "explore", **more: Any) -> RoughDroneSim:
     """The builder for the modes that step it as tensors; `more` are arguments of RoughDroneSim."""
+    version = int(name.rpartition("-v")[2])
     try:
-        return RoughDroneSim(num_envs, device, task, seed, stagger=True, **more)
+        return RoughDroneSim(num_envs, device, task, seed, stagger=True, version=version, **more)
     except TypeError as error:
         raise UserError(f"{name} cannot be built with these --env-args: {error}") from None
 
@@ -362,12 +347,6 @@ def _cell_number(column: Tensor, row: Tensor) -> Tensor:
 
 def _is_inside(column: Tensor, row: Tensor) -> Tensor:
     return (column >= 0) & (column < NUM_CELLS) & (row >= 0) & (row < NUM_CELLS)
-
-
-def _find_task(name: str) -> Task:
-    if name not in TASKS:
-        raise UserError(f"RoughDrone has no task {name!r}: use {', '.join(TASKS)}")
-    return TASKS[name]
 
 
 def _find_device(name: torch.device | str) -> torch.device:

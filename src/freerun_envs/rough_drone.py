@@ -1,7 +1,8 @@
-"""`freerun/RoughDrone-v0`: one drone of `drone_sim` as a Gymnasium environment, with pictures of its flight."""
+"""`freerun/RoughDrone-v0` and `-v1`: one drone of `drone_sim` as a Gymnasium environment, with pictures."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,8 @@ from gymnasium import spaces
 
 from freerun.core import FloatArray
 from freerun_envs.drone_pictures import TopDown
-from freerun_envs.drone_sim import CEILING, STEP_SECONDS, RoughDroneSim
+from freerun_envs.drone_sim import RoughDroneSim
+from freerun_envs.drone_tasks import CEILING, STEP_SECONDS
 from freerun_envs.terrain import Heights
 
 
@@ -27,9 +29,10 @@ class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
         device: str = "cpu",
         render_mode: str | None = None,
         terrain_seed: int = 0,
+        version: int = 0,
     ):
         # autoreset=False: under Gymnasium's interface the caller resets.
-        self.sim = RoughDroneSim(1, device, task, 0, episode_seconds, terrain_seed, autoreset=False)
+        self.sim = RoughDroneSim(1, device, task, 0, episode_seconds, terrain_seed, autoreset=False, version=version)
         limits = self.sim.spec.observation_space
         self.observation_space = spaces.Box(limits.low, limits.high, dtype=np.float32)
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -69,3 +72,7 @@ class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
     def _record_position(self) -> None:
         if self.render_mode is not None:
             self.path.append(self.sim.body.position[0].tolist())
+
+
+RoughDroneV1 = functools.partial(RoughDrone, version=1)
+"""What makes `freerun/RoughDrone-v1`."""

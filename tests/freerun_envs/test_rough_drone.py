@@ -22,7 +22,8 @@ from freerun_envs import counter_random, terrain
 from freerun_envs import drone_physics as physics
 from freerun_envs.drone_physics import GRAVITY, HOVER_ACTION, INERTIA, MASS, Body, airframe
 from freerun_envs.drone_pictures import picture_3d
-from freerun_envs.drone_sim import CEILING, STEP_SECONDS, TASKS, RoughDroneSim
+from freerun_envs.drone_sim import RoughDroneSim
+from freerun_envs.drone_tasks import CEILING, STEP_SECONDS, TASKS
 from freerun_envs.rough_drone import RoughDrone
 
 DT = 0.01
@@ -235,7 +236,7 @@ def test_the_hover_reward_by_hand() -> None:
     assert reward == pytest.approx(by_hand, rel=0.02)  # a step later, drag has taken a little
 
 
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", list(TASKS[0]))
 def test_crashes_terminate_and_time_truncates(task: str) -> None:
     sim = RoughDroneSim(5, task=task, seed=2, episode_seconds=0.04)
     places = sim.body.position.clone()
@@ -279,6 +280,30 @@ def test_observations_by_hand() -> None:
     unseen = obs[38:].reshape(7, 7)
     assert unseen[:, 3:].tolist() == [[1.0] * 4] * 7  # beyond the edge ahead
     assert unseen[:, :3].tolist() == [[0.0] * 3] * 7
+
+
+def test_version_1_shows_what_is_seen_further_away_and_lets_drones_fly_fast() -> None:
+    first, second = (RoughDroneSim(1, task="explore", version=version) for version in (0, 1))
+    for sim in (first, second):
+        at_rest(sim, torch.tensor([[0.5, 0.5, 5.5]]))
+        sim.step(hover_action(1))  # sees 2.5 m around (0.5, 0.5)
+        at_rest(sim, torch.tensor([[12.5, 0.5, 5.5]]))
+    assert torch.equal(second.observe()[:, :87], first.observe())
+    far = second.observe()[0, 87:].reshape(7, 7)  # [from right to left, from behind to ahead]
+    # Two places behind are the points with x and y of -1 and 2. They lie in cells whose middles are 1 and 2 m from
+    # (0.5, 0.5) along each axis, so that only the one at (2, 2), √8 m away, is not seen.
+    assert float(far[3, 1]) == 0.75
+    # Their neighbours' points are at least 4.5 m from (0.5, 0.5).
+    assert far[2, 1] == far[4, 1] == far[3, 2] == 0.0
+    # The place ahead has points at 12.5 + 4.5 and 12.5 + 7.5 = 20 m, which is just outside: half of it is unseen.
+    assert float(far[3, 4]) == 0.5
+    assert float(far[3, 5]) == 1.0
+    for sim, cost in ((first, 0.05), (second, 0.0)):
+        sim.step(hover_action(1))  # sees what is around
+        sim.body.velocity[0, 2] = -1.0
+        assert float(sim.step(hover_action(1)).reward) == pytest.approx(-STEP_SECONDS * cost, abs=1e-4)
+    for task in ("hover", "waypoint"):
+        assert TASKS[0][task] == TASKS[1][task]
 
 
 def test_exploring_pays_for_cells_seen_for_the_first_time() -> None:
@@ -335,7 +360,7 @@ def test_a_plain_controller_holds_the_goal() -> None:
 # ---------------------------------------------------------------------------------------------- batches and seeds
 
 
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", list(TASKS[0]))
 def test_many_are_as_many_single_ones(task: str) -> None:
     seeds = [11, 2**40 + 5, 3, 8]
     many = RoughDroneSim(4, task=task, episode_seconds=1.0)
@@ -355,7 +380,7 @@ def test_many_are_as_many_single_ones(task: str) -> None:
     assert num_ended >= 8
 
 
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", list(TASKS[0]))
 def test_random_flight_stays_finite_and_final_observations_are_honest(task: str) -> None:
     sim = RoughDroneSim(64, task=task, seed=9)
     generator = torch.Generator().manual_seed(1)
@@ -382,7 +407,7 @@ def test_seeds_reproduce_and_episodes_differ() -> None:
     assert len(torch.unique(first, dim=0)) == 8
 
 
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", list(TASKS[0]))
 def test_the_first_observation_is_that_of_the_start(task: str) -> None:
     sim = RoughDroneSim(1, task=task, seed=3)
     torch.testing.assert_close(sim.reset(), sim.observe())
@@ -403,7 +428,7 @@ class Watch(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", list(TASKS[0]))
 def test_a_step_can_be_captured(task: str) -> None:
     """No wait for the device, no shape that depends on data, no constant copied to the device, state in place."""
     sim = RoughDroneSim(4, task=task)
@@ -421,7 +446,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 @needs_gpu
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", list(TASKS[0]))
 def test_a_captured_gpu_flies_as_the_cpu_does(task: str) -> None:
     here, there = RoughDroneSim(256, "cpu", task, seed=3), RoughDroneSim(256, "cuda", task, seed=3)
     there.step(hover_action(256).cuda())
@@ -441,7 +466,7 @@ def test_a_captured_gpu_flies_as_the_cpu_does(task: str) -> None:
 # ---------------------------------------------------------------------------------------------- the Gymnasium view
 
 
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", list(TASKS[0]))
 def test_no_fault_is_found(task: str) -> None:
     check_env(gymnasium.make("freerun/RoughDrone-v0", task=task).unwrapped, skip_render_check=True)
     findings = check("freerun/RoughDrone-v0", {"task": task, "episode_seconds": 1.0})
@@ -451,6 +476,8 @@ def test_no_fault_is_found(task: str) -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(UserError, match="explore, hover, waypoint"):
         RoughDrone(task="land")
+    with pytest.raises(UserError, match="no version 2: use 0 or 1"):
+        RoughDrone(version=2)
     with pytest.raises(UserError, match=r"episodes of 0\.02 s"):
         RoughDrone(episode_seconds=0.0)
     with pytest.raises(UserError, match="no device 'gpu'"):

@@ -15,6 +15,10 @@ BUILT_IN = {
         "freerun_envs.rough_drone:RoughDrone",
         "a quadrotor over rough terrain, 4 continuous actions; task: explore, hover (quick to learn) or waypoint",
     ),
+    "freerun/RoughDrone-v1": (
+        "freerun_envs.rough_drone:RoughDroneV1",
+        "the same drone; in explore speed costs nothing, and the observation shows how much is seen further away",
+    ),
     "cyborg/CAGE2-v0": (
         "freerun.adapters.cyborg:CAGE2",
         "CAGE challenge 2 in your own copy of CybORG (cyborg_path): the same numbers, the original simulator",
@@ -24,6 +28,7 @@ VECTORISED = {"freerun/NetworkDefence-v0": "freerun_envs.network_defence:Network
 """Environments with a `core.VectorEnv` that steps many of them in one call."""
 TENSOR_ENVS = {
     "freerun/RoughDrone-v0": "freerun_envs.drone_sim:build",
+    "freerun/RoughDrone-v1": "freerun_envs.drone_sim:build",
     "Isaac-": "freerun.adapters.isaac_lab:make",
     "isaac:": "freerun.adapters.isaac_lab:make",
     "rsl-rl:": "freerun.adapters.rsl_rl_env:make",
