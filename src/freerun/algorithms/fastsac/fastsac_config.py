@@ -53,7 +53,7 @@ class FastSACConfig(SACConfig):
     """Numbers in the networks' products (auto: fp32)."""
     learning_rate: Common[float] = 1e-3
     """Adam's step size, of policy, critics and temperature."""
-    target_rate: float = 0.05
+    target_rate: float = 0.1
     """How fast the target critics follow the critics (tau)."""
     gamma: float = 0.98
     """Discount of later rewards."""
