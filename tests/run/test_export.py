@@ -41,6 +41,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "own": ("toy_envs:OneBit", {**QUICK, "env_args": {"kind": "box"}, "network": "toy_networks:layered"}),
     "sac": ("Pendulum-v1", {**OFF_POLICY, "algo": "sac"}),
     "mbpo": ("Pendulum-v1", {**OFF_POLICY, "algo": "mbpo", **SMALL_MODEL}),
+    "fastsac": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "layer_norm": False}),
+    "fastsac-deterministic": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "policy": "deterministic"}),
+    "critic-group": ("toy_envs:Privileged", {**QUICK, "normalize_obs": True}),
 }
 OWN_NETWORKS = ("picture", "own")
 

@@ -83,7 +83,7 @@ def record(env: gymnasium.Env[Any, Any], policy: TrainedPolicy, seed: int, numbe
                 break
     finally:
         envs.close()
-    return recorder.found[:number]
+    return [policy.visible(obs) for obs in recorder.found[:number]]
 
 
 def draw(policy: TrainedPolicy, seed: int, number: int) -> Observations:

@@ -80,14 +80,17 @@ class TrainedPolicy:
         logits = self.actor.act(rows, None).head
         return logits if is_batch else logits[0]
 
+    def visible(self, obs: Any) -> Any:
+        """What the policy sees of an observation, or of a batch: all of it, except what only the value function sees."""
+        return _policy_group(obs) if self._has_groups else obs
+
     def act(self, *_: object, **__: object) -> NoReturn:
         raise UserError("a trained policy has no act(): call policy.predict(obs), with one observation or a batch")
 
     def _read(self, obs: Any) -> tuple[Array, bool]:
         """Return the observations as rows for the actor, and whether they were a batch."""
         adapter, space = self._adapter, self.observation_space
-        if self._has_groups:
-            obs = _policy_group(obs)
+        obs = self.visible(obs)
         shape = adapter.spec.observation_space.shape
         try:
             if isinstance(space, spaces.Box):  # the usual case, without a loop over the rows of a batch
