@@ -81,7 +81,7 @@ class TrainedPolicy:
         return logits if is_batch else logits[0]
 
     def visible(self, obs: Any) -> Any:
-        """What the policy sees of an observation, or of a batch: all of it, except what only the value function sees."""
+        """What the policy sees of an observation or a batch: all of it, except what only the value function sees."""
         return _policy_group(obs) if self._has_groups else obs
 
     def act(self, *_: object, **__: object) -> NoReturn:
