@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from freerun.run.outputs import RunOutputs
 from freerun.run.pool import Pool
 from freerun.run.resume import check_changes
 from freerun.run.run_parts import RunParts
-from freerun.run.trained_policy import TrainedPolicy
+from freerun.run.trained_policy import TrainedPolicy, own_settings
 from freerun.run.update_hooks import Callback, UpdateHooks, changes_env_args, find_callbacks
 from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
@@ -134,7 +134,7 @@ def run(
                 logger.warning(sentence)
         publishing = collector if pool.env_args is None else EnvArgsCollector(collector, pool.env_args)
         summary = _train(parts, publishing, outputs, learner.interrupted)
-    policy = TrainedPolicy(algorithm.policy, pool.factory.spaces, functools.partial(_trusted_settings, config))
+    policy = TrainedPolicy(algorithm.policy, pool.factory.spaces, functools.partial(own_settings, config))
     return Result(folder.path, summary, policy, outputs.is_complete, outputs.page)
 
 
@@ -169,8 +169,3 @@ def _train(
     finally:
         summary = outputs.finish(outcome, error, reason)
     return summary
-
-
-def _trusted_settings(config: AnyConfig, trust: Sequence[str]) -> AnyConfig:
-    """Return the settings of a run of this very process: its code needs nobody's trust."""
-    return config

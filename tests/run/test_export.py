@@ -171,6 +171,16 @@ def test_a_format_that_is_unknown_is_refused(runs: dict[str, Path]) -> None:
         freerun.export(runs["discrete"], "tflite")
 
 
+def test_a_network_that_is_no_graph_is_refused_or_found_out(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ONNX's exporter notices it. TorchScript's follows one branch, and then the parity check notices."""
+    need("onnx")
+    freerun.train("Pendulum-v1", run_dir=run_dir, max_episode_steps=50, network="toy_networks:branching", **QUICK)
+    with pytest.raises(UserError, match="torch cannot export this network to ONNX: "):
+        freerun.export(run_dir, "onnx")
+    assert main(["export", str(run_dir), "--to", "torchscript"]) == 1
+    assert "differs from the trained policy by more than 1e-05: do not use it" in capsys.readouterr().out
+
+
 def test_an_observation_that_is_no_array_is_refused() -> None:
     with pytest.raises(UserError, match="cannot be exported"):
         observation_parts(spaces.Dict({"words": spaces.Text(5)}))
