@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
@@ -21,7 +19,6 @@ from freerun.tools.check_env.checks import check
 from freerun_envs import counter_random, terrain
 from freerun_envs import drone_physics as physics
 from freerun_envs.drone_physics import GRAVITY, HOVER_ACTION, INERTIA, MASS, Body, airframe
-from freerun_envs.drone_pictures import picture_3d
 from freerun_envs.drone_sim import RoughDroneSim
 from freerun_envs.drone_tasks import CEILING, STEP_SECONDS, TASKS
 from freerun_envs.rough_drone import RoughDrone
@@ -485,17 +482,3 @@ def test_bad_arguments_are_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="needs a GPU"):
             RoughDrone(device="cuda:0")
-
-
-@pytest.mark.parametrize("task", ["explore", "hover"])
-def test_pictures(task: str, tmp_path: Path) -> None:
-    env = RoughDrone(task=task, render_mode="rgb_array")
-    env.reset(seed=0)
-    first = env.render()
-    for _ in range(20):
-        env.step(np.array(HOVER_ACTION, np.float32))
-    assert first.shape == (392, 320, 3)
-    assert first.dtype == np.uint8
-    assert not np.array_equal(env.render(), first)
-    file = picture_3d(tmp_path / "flight.png", env.heights(), np.array(env.path))
-    assert file.read_bytes()[1:4] == b"PNG"
