@@ -279,8 +279,8 @@ def test_observations_by_hand() -> None:
     assert unseen[:, :3].tolist() == [[0.0] * 3] * 7
 
 
-def test_version_1_shows_what_is_seen_further_away_and_lets_drones_fly_fast() -> None:
-    first, second = (RoughDroneSim(1, task="explore", version=version) for version in (0, 1))
+def test_version_1_lets_drones_fly_fast_and_a_far_map_shows_what_is_seen_further_away() -> None:
+    first, second = (RoughDroneSim(1, task="explore", version=version, far_map=version == 1) for version in (0, 1))
     for sim in (first, second):
         at_rest(sim, torch.tensor([[0.5, 0.5, 5.5]]))
         sim.step(hover_action(1))  # sees 2.5 m around (0.5, 0.5)
@@ -473,6 +473,8 @@ def test_no_fault_is_found(task: str) -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(UserError, match="explore, hover, waypoint"):
         RoughDrone(task="land")
+    with pytest.raises(UserError, match="hover has no map of seen ground: leave far_map out"):
+        RoughDrone(task="hover", far_map=True)
     with pytest.raises(UserError, match="no version 2: use 0 or 1"):
         RoughDrone(version=2)
     with pytest.raises(UserError, match=r"episodes of 0\.02 s"):
