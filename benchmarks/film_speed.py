@@ -1,0 +1,60 @@
+"""How many frames a second `freerun eval --render` makes of a drone: the simulator, the picture and the film together.
+
+A lawn-mower explores for one episode. Of each case, the best of several films counts: other programs on the machine can
+only make one slower. Nothing is written but what is printed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.run.filming import Camera
+from freerun_envs.drone_pictures import VIEWS
+from freerun_envs.drone_pilots import LawnMower
+from freerun_envs.rough_drone import RoughDrone
+
+
+@dataclass(frozen=True)
+class Options:
+    films: int = 3
+    """Of each view."""
+    seed: int = 3
+    """Of the episode."""
+
+
+def film(view: str, seed: int) -> tuple[int, float, float, str]:
+    """Frames, seconds by the clock, seconds of this process, and the kind of film."""
+    factory = GymnasiumFactory("freerun/RoughDrone-v1", {"task": "explore"})
+    with tempfile.TemporaryDirectory() as folder:
+        camera = Camera(factory, Path(folder), view)
+        wall, cpu = time.perf_counter(), time.process_time()
+        camera.env.reset(seed=seed)
+        drone = camera.env.unwrapped
+        assert isinstance(drone, RoughDrone)
+        pilot, num_frames, ended = LawnMower(drone.sim, 8.0), 1, False
+        while not ended:
+            _, _, terminated, truncated, _ = camera.env.step(pilot(drone.sim)[0].numpy())
+            num_frames, ended = num_frames + 1, terminated or truncated
+        kind = camera.save().suffix
+        return num_frames, time.perf_counter() - wall, time.process_time() - cpu, kind
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    torch.set_num_threads(1)
+    for view in VIEWS:
+        found = [film(view, options.seed) for _ in range(options.films)]
+        by_clock, by_process = (max(frames[0] / frames[k] for frames in found) for k in (1, 2))
+        frames, _, _, kind = found[0]
+        print(f"{view}: {frames} frames as {kind}, {by_clock:.0f} a second ({by_process:.0f} a second of CPU time)")
+
+
+if __name__ == "__main__":
+    main()
