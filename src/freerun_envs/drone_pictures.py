@@ -33,8 +33,8 @@ SUN = np.array([-0.5, 0.5, 0.7]) / np.linalg.norm([-0.5, 0.5, 0.7])
 """The unit vector to the sun, which stands in the north-west, as on maps."""
 SHADOW = 0.5
 """The share of its light that the ground beneath the path keeps."""
-SAMPLES_PER_STEP = 8
-"""Points that are drawn between two positions. At 30 m/s, a step is 0.6 m or 8 pixels long."""
+SAMPLES_PER_STEP = 4
+"""Points that are drawn between two positions. At 30 m/s a step is 5 pixels long, and a point is 3 pixels wide."""
 BRUSH = (-1, 1, 0, 0, 0), (0, 0, -1, 1, 0)
 """The pixels around each point that the path covers: columns and rows."""
 WIDTH_3D, HEIGHT_3D = 560, 360
@@ -77,7 +77,7 @@ def view_from_above(heights: Heights) -> View:
     """The map, north up."""
     middles = (np.arange(SIDE) + 0.5) / PIXELS_PER_METRE
     # Upside down: row 0 of the map is the south, and row 0 of a picture its upper edge.
-    clear = _interpolate(shaded_relief(heights), middles / GRID_METRES)[::-1].astype(np.uint8)
+    clear = np.ascontiguousarray(_interpolate(shaded_relief(heights), middles / GRID_METRES)[::-1].astype(np.uint8))
     cell = _cell_numbers(*np.meshgrid(middles - HALF_METRES, -(middles - HALF_METRES)))
 
     def project(places: Floats) -> Floats:
@@ -144,7 +144,7 @@ class FlightPicture:
         self._cell_ends = np.searchsorted(cells[self._by_cell], np.arange(round(ARENA_METRES) ** 2 + 1))
         self._num_drawn = 0
         self._path, self._shadow = (np.zeros(0, int) for _ in range(2))
-        """The pixels that the path so far covers, and those of its shadow."""
+        """The pixels that the path so far covers, and in 3-D those of its shadow."""
         self._path_steps: Numbers = np.zeros(0, int)
         """The step in which each pixel of the path was flown over."""
 
@@ -155,8 +155,7 @@ class FlightPicture:
         self._extend(path)
         picture = self._ground.copy()
         flat = picture.reshape(-1, 3)
-        if not self._view.has_strip:
-            flat[self._shadow] = (flat[self._shadow] * SHADOW).astype(np.uint8)
+        flat[self._shadow] = (flat[self._shadow] * SHADOW).astype(np.uint8)
         # Bright at its end and darker where it was flown long ago.
         strength = 0.55 + 0.45 * self._path_steps / max(1, len(path))
         flat[self._path] = (strength[:, None] * PATH_COLOUR).astype(np.uint8)
@@ -187,9 +186,10 @@ class FlightPicture:
         pixels, shown = self._pixels_of(places)
         self._path = np.concatenate([self._path, pixels])
         self._path_steps = np.concatenate([self._path_steps, steps.astype(int).repeat(len(BRUSH[0]))[shown]])
-        on_ground = self._pixels_of(self._beneath(places))[0]
-        # Each pixel once, so that none gets darker where the path crosses itself.
-        self._shadow = np.union1d(self._shadow, on_ground)
+        if not self._view.has_strip:
+            on_ground = self._pixels_of(self._beneath(places))[0]
+            # Each pixel once, so that none gets darker where the path crosses itself.
+            self._shadow = np.union1d(self._shadow, on_ground)
         self._num_drawn = len(path)
 
     def _pixels_of(self, places: Floats) -> tuple[Numbers, NDArray[np.bool_]]:

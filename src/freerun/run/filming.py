@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -148,10 +149,9 @@ def _check_view(factory: GymnasiumFactory, view: str) -> None:
 
 def with_caption(frame: Frame, text: str) -> Frame:
     """A copy of the frame with a line of text in its upper left corner, on a darker ground."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    size = max(9.0, frame.shape[0] / 32)
-    font = ImageFont.load_default(size)
+    font = _font(max(9.0, frame.shape[0] / 32))
     left, top, right, bottom = font.getbbox(text)
     paper = Image.new("L", (round(right - left) + 8, round(bottom - top) + 6))
     ImageDraw.Draw(paper).text((4 - left, 3 - top), text, fill=255, font=font)
@@ -162,6 +162,13 @@ def with_caption(frame: Frame, text: str) -> Frame:
     # Half as bright where there is no ink, and white where there is.
     corner[:] = (corner // 2 * (255 - ink) + 255 * ink) // 255
     return captioned
+
+
+@functools.cache
+def _font(size: float) -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)
 
 
 def find_ffmpeg() -> str | None:
@@ -246,7 +253,9 @@ class _Gif:
         index = np.zeros(len(is_used), np.uint8)
         index[used] = np.asarray(palette)[0]
         pictures = [Image.fromarray(index[frame]) for frame in self._frames]
+        table = bytes(palette.getpalette() or ())
         for picture in pictures:
-            picture.putpalette(palette.getpalette() or [])
-        # loop=0: the film is shown again and again.
-        pictures[0].save(self._path, save_all=True, append_images=pictures[1:], duration=self._milliseconds, loop=0)
+            picture.putpalette(table)
+        # loop=0: the film is shown again and again. optimize=False: otherwise every frame gets a palette of its own.
+        options: dict[str, Any] = {"save_all": True, "loop": 0, "optimize": False}
+        pictures[0].save(self._path, append_images=pictures[1:], duration=self._milliseconds, **options)
