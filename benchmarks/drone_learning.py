@@ -216,7 +216,7 @@ def draw(runs: list[Run], path: Path) -> None:
         most, pilot, best = pilots_of(task)
         plot.axhline(most, color="black", linewidth=0.8, linestyle=":")
         plot.axhline(best, color="grey", linewidth=0.8, linestyle="--")
-        plot.annotate(pilot, (0.02, best), xycoords=("axes fraction", "data"), fontsize="x-small", va="bottom")
+        plot.annotate(pilot, (0.02, best), xycoords=("axes fraction", "data"), fontsize="x-small", va="top")
         plot.annotate("the most", (0.02, most), xycoords=("axes fraction", "data"), fontsize="x-small", va="bottom")
         plot.set(title=task, xlabel="real steps" if is_by_steps else "seconds", ylabel="return")
         plot.set_xscale("log")

@@ -63,7 +63,8 @@ def main() -> None:
     actions = actions_of_a_flight(options.seed)
     for view in VIEWS:
         found = [film(view, options.seed, actions) for _ in range(options.films)]
-        by_clock, by_process = (max(frames[0] / frames[k] for frames in found) for k in (1, 2))
+        by_clock = max(frames / seconds for frames, seconds, _, _ in found)
+        by_process = max(frames / seconds for frames, _, seconds, _ in found)
         frames, _, _, kind = found[0]
         print(f"{view}: {frames} frames as {kind}, {by_clock:.0f} a second ({by_process:.0f} a second of CPU time)")
 
