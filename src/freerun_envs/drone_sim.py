@@ -13,11 +13,11 @@ Observations, in this order (metres, seconds, radians; "body" is the drone's own
 | 1 | distance to the ceiling |
 | 1 or 25 | clearance, the height above the ground: in `hover` beneath the drone, else at 5 × 5 points 1 m apart |
 | 49 | only in `explore`: 1 where the ground is seen or outside the arena, at 7 × 7 points 2.5 m apart |
-| 49 | only in version 1 of `explore`: the same as the mean of 2 × 2 points 3 m apart, at 7 × 7 places 6 m apart |
+| 49 | only in `explore` with `far_map`: the same, as the mean of 2 × 2 points 3 m apart, at 7 × 7 places 6 m apart |
 
 The grids of points turn with the drone's yaw. They run from behind it to ahead, and row by row from right to left.
 
-So `hover` has 14 numbers, `waypoint` 38 and `explore` 87 (in version 1: 136). An action has four numbers in [-1, 1]:
+So `hover` has 14 numbers, `waypoint` 38 and `explore` 87 (with `far_map` 136). An action has four numbers in [-1, 1]:
 the thrust, from 0 to 1.9 × weight, and the moments about the body's x, y and z axes. There are 50 actions per second.
 """
 
@@ -105,9 +105,10 @@ class RoughDroneSim:
         autoreset: bool = True,
         stagger: bool = False,
         version: int = 0,
+        far_map: bool = False,
     ):
         """`stagger` lets the first episodes begin with random step counts, so that they do not all time out at once."""
-        self.task, self._task = task, find_task(task, version)
+        self.task, self._task = task, find_task(task, version, far_map)
         self.num_envs, self.device, self.autoreset = num_envs, _find_device(device), autoreset
         self._stagger, self._seed = stagger, seed
         seconds = self._task.episode_seconds if episode_seconds is None else episode_seconds

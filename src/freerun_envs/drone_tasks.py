@@ -1,10 +1,9 @@
 """What RoughDrone's tasks ask for: the constants of their rewards, episodes and observations, for each version.
 
-Version 1 changes `explore` alone. In version 0 each second costs 0.05 · v² and each metre shows 5 new cells at most, so
-that 5 m/s is the best speed and no policy gets more than about 25 (`drone_pilots.most_return`), a third of the arena.
-A policy that sees 7.5 m far then has nothing to plan. In version 1 speed costs nothing, so the return is 0.1 for each
-cell, less for crashes and for tumbling. And since ground that was seen now gets in the way, the observation also shows
-how much is seen further away.
+Version 1 changes the reward of `explore` alone. In version 0 each second costs 0.05 · v² and each metre shows 5 new
+cells at most, so that 5 m/s is the best speed and no policy gets more than about 25 (`drone_pilots.most_return`), after
+a third of the arena. In version 1 speed costs nothing, so the return is 0.1 for each cell, less for crashes and for
+tumbling. With `far_map`, `explore` also shows how much is seen further away than 7.5 m.
 """
 
 from __future__ import annotations
@@ -67,13 +66,16 @@ class Task:
 
 
 _FIRST = {"explore": Task(20.0, 5, 7), "hover": Task(10.0, 1), "waypoint": Task(20.0, 5)}
-TASKS = (_FIRST, _FIRST | {"explore": replace(_FIRST["explore"], far_width=7, speed_cost=0.0)})
+TASKS = (_FIRST, _FIRST | {"explore": replace(_FIRST["explore"], speed_cost=0.0)})
 """The tasks by name, for version 0 and version 1."""
 
 
-def find_task(name: str, version: int) -> Task:
+def find_task(name: str, version: int, far_map: bool) -> Task:
     if version not in range(len(TASKS)):
         raise UserError(f"RoughDrone has no version {version}: use {' or '.join(map(str, range(len(TASKS))))}")
     if name not in TASKS[version]:
         raise UserError(f"RoughDrone has no task {name!r}: use {', '.join(TASKS[version])}")
-    return TASKS[version][name]
+    task = TASKS[version][name]
+    if far_map and task.map_width == 0:
+        raise UserError(f"the task {name} has no map of seen ground: leave far_map out")
+    return replace(task, far_width=task.map_width) if far_map else task

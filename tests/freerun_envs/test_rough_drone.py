@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
@@ -21,7 +19,6 @@ from freerun.tools.check_env.checks import check
 from freerun_envs import counter_random, terrain
 from freerun_envs import drone_physics as physics
 from freerun_envs.drone_physics import GRAVITY, HOVER_ACTION, INERTIA, MASS, Body, airframe
-from freerun_envs.drone_pictures import picture_3d
 from freerun_envs.drone_sim import RoughDroneSim
 from freerun_envs.drone_tasks import CEILING, STEP_SECONDS, TASKS
 from freerun_envs.rough_drone import RoughDrone
@@ -282,8 +279,8 @@ def test_observations_by_hand() -> None:
     assert unseen[:, :3].tolist() == [[0.0] * 3] * 7
 
 
-def test_version_1_shows_what_is_seen_further_away_and_lets_drones_fly_fast() -> None:
-    first, second = (RoughDroneSim(1, task="explore", version=version) for version in (0, 1))
+def test_version_1_lets_drones_fly_fast_and_a_far_map_shows_what_is_seen_further_away() -> None:
+    first, second = (RoughDroneSim(1, task="explore", version=version, far_map=version == 1) for version in (0, 1))
     for sim in (first, second):
         at_rest(sim, torch.tensor([[0.5, 0.5, 5.5]]))
         sim.step(hover_action(1))  # sees 2.5 m around (0.5, 0.5)
@@ -476,6 +473,8 @@ def test_no_fault_is_found(task: str) -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(UserError, match="explore, hover, waypoint"):
         RoughDrone(task="land")
+    with pytest.raises(UserError, match="hover has no map of seen ground: leave far_map out"):
+        RoughDrone(task="hover", far_map=True)
     with pytest.raises(UserError, match="no version 2: use 0 or 1"):
         RoughDrone(version=2)
     with pytest.raises(UserError, match=r"episodes of 0\.02 s"):
@@ -485,17 +484,3 @@ def test_bad_arguments_are_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="needs a GPU"):
             RoughDrone(device="cuda:0")
-
-
-@pytest.mark.parametrize("task", ["explore", "hover"])
-def test_pictures(task: str, tmp_path: Path) -> None:
-    env = RoughDrone(task=task, render_mode="rgb_array")
-    env.reset(seed=0)
-    first = env.render()
-    for _ in range(20):
-        env.step(np.array(HOVER_ACTION, np.float32))
-    assert first.shape == (392, 320, 3)
-    assert first.dtype == np.uint8
-    assert not np.array_equal(env.render(), first)
-    file = picture_3d(tmp_path / "flight.png", env.heights(), np.array(env.path))
-    assert file.read_bytes()[1:4] == b"PNG"

@@ -17,7 +17,7 @@ BUILT_IN = {
     ),
     "freerun/RoughDrone-v1": (
         "freerun_envs.rough_drone:RoughDroneV1",
-        "the same drone; in explore speed costs nothing, and the observation shows how much is seen further away",
+        "the same drone, but in explore speed costs nothing, so that the return counts what was seen",
     ),
     "cyborg/CAGE2-v0": (
         "freerun.adapters.cyborg:CAGE2",
