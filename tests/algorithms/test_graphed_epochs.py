@@ -118,7 +118,7 @@ def test_one_graph_serves_updates_of_any_size(device: str, monkeypatch: pytest.M
         for version, num_steps in enumerate((20, 17, 19, 25, 16)):
             steps = segment(ppo, rng, version, device)
             repeats = -(-num_steps // NUM_STEPS)
-            longer = {
+            longer: dict[str, Any] = {
                 field.name: torch.cat([getattr(steps, field.name)] * repeats)[:num_steps]
                 for field in dataclasses.fields(steps)
                 if isinstance(getattr(steps, field.name), Tensor)

@@ -51,11 +51,11 @@ class FastSACConfig(SACConfig):
     """The weight of the policy's entropy, at first: with few gradient steps it has no time to fall from 1."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Numbers in the networks' products (auto: fp32)."""
-    learning_rate: Common[float] = 1e-3
+    learning_rate: Common[float] = 3e-4
     """Adam's step size, of policy, critics and temperature."""
     target_rate: float = 0.1
     """How fast the target critics follow the critics (tau)."""
-    gamma: float = 0.98
+    gamma: float = 0.99
     """Discount of later rewards."""
 
     def __post_init__(self) -> None:
