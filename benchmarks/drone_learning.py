@@ -69,7 +69,7 @@ class Options:
     flags: str = ""
     """More flags for every run, in one word: --flags="--gamma 0.995 --num-envs 8192"."""
     env_args: str = ""
-    """More arguments of the environment, in one word: --env-args="far_map True"."""
+    """More arguments of the environment, in one word: --env-args="terrain_seed 1"."""
     total_steps: int | None = None
     """Instead of the steps that are listed in this file."""
     device: str = "auto"

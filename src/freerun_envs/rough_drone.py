@@ -32,13 +32,10 @@ class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
         render_mode: str | None = None,
         terrain_seed: int = 0,
         version: int = 0,
-        far_map: bool = False,
         view: str = "above",
     ):
         # autoreset=False: under Gymnasium's interface the caller resets.
-        self.sim = RoughDroneSim(
-            1, device, task, 0, episode_seconds, terrain_seed, autoreset=False, version=version, far_map=far_map
-        )
+        self.sim = RoughDroneSim(1, device, task, 0, episode_seconds, terrain_seed, autoreset=False, version=version)
         limits = self.sim.spec.observation_space
         self.observation_space = spaces.Box(limits.low, limits.high, dtype=np.float32)
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
