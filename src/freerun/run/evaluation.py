@@ -177,7 +177,7 @@ class _Camera:
         self._frame_milliseconds = max(SHORTEST_FRAME_MILLISECONDS, round(1000 / fps))
         # It draws a frame after each step, and `render` returns those of the whole episode.
         self._film = gymnasium.wrappers.RenderCollection(drawing.env, pop_frames=True)
-        self.env = EnvAdapter(self._film, factory.policy_group_only)
+        self.env = EnvAdapter(self._film, factory.policy_group_only, mask_source=factory.mask_source)
         self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
