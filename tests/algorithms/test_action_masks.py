@@ -34,11 +34,15 @@ def spec_of(actions: spaces.Discrete | spaces.MultiDiscrete, critic: spaces.Box 
     return EnvSpec.of_groups(ObsGroups(VALUES, critic, mask_space(actions)), actions, reports_final_obs=True)
 
 
+def sizes_of(env: EnvSpec) -> list[int]:
+    space: Any = env.action_space
+    return [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()  # type: ignore[no-any-return]
+
+
 def rows_of(env: EnvSpec, rng: np.random.Generator, num_rows: int) -> Array:
     """Random observations with random masks, each of which allows something."""
     assert env.obs_groups is not None
-    sizes = [action.n for action in [env.action_space] if isinstance(action, spaces.Discrete)]
-    sizes = sizes or env.action_space.nvec.tolist()  # type: ignore[union-attr]
+    sizes = sizes_of(env)
     size = math.prod(env.observation_space.shape) - sum(sizes)
     mask = rng.random((num_rows, sum(sizes))) < 0.5
     first = 0
@@ -49,8 +53,8 @@ def rows_of(env: EnvSpec, rng: np.random.Generator, num_rows: int) -> Array:
 
 
 def is_allowed(env: EnvSpec, rows: Array, action: Array) -> bool:
-    sizes = [env.action_space.n] if isinstance(env.action_space, spaces.Discrete) else env.action_space.nvec  # type: ignore[union-attr]
-    mask = rows[:, -int(np.sum(sizes)) :]
+    sizes = sizes_of(env)
+    mask = rows[:, -sum(sizes) :]
     columns = action.reshape(len(rows), -1) + np.cumsum([0, *sizes[:-1]])
     return bool(np.take_along_axis(mask, columns, axis=1).all())
 

@@ -85,10 +85,11 @@ def _holds_key(constant: object, names: Mapping[str, object]) -> bool:
 class MaskReader:
     """Reads masks and checks that each allows something."""
 
-    def __init__(self, action_space: ActionSpace):
-        sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec  # type: ignore[union-attr]
+    def __init__(self, action_space: Any):
+        sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec
         self.space = mask_space(action_space)
-        self._first_choices = np.cumsum([0, *sizes[:-1]])
+        self.first_choices = np.cumsum([0, *sizes[:-1]])
+        """Where the choices of each action begin in a mask."""
 
     @property
     def size(self) -> int:
@@ -106,7 +107,7 @@ class MaskReader:
 
     def allows_something(self, mask: Mask) -> bool:
         """True if there is a choice for every action."""
-        return bool(np.logical_or.reduceat(mask, self._first_choices).all())
+        return bool(np.logical_or.reduceat(mask, self.first_choices).all())
 
 
 class EnvMasks:

@@ -102,9 +102,9 @@ class EnvSpec:
         return self.action_space.shape or ()
 
 
-def mask_space(action_space: ActionSpace) -> spaces.Box:
+def mask_space(action_space: Any) -> spaces.Box:
     """The space of masks for discrete actions. Of bytes, so that a row takes on the type of the other groups."""
-    sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec  # type: ignore[union-attr]
+    sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec
     return spaces.Box(0, 1, (int(np.sum(sizes)),), np.uint8)
 
 

@@ -95,13 +95,18 @@ class TrainedPolicy:
     def act(self, *_: object, **__: object) -> NoReturn:
         raise UserError("a trained policy has no act(): call policy.predict(obs), with one observation or a batch")
 
+    def seen_part(self, obs: Any) -> Any:
+        """Return what the policy sees of an observation of its environment, or of a batch of them."""
+        if self._names:
+            obs, _ = _split_mask(obs, None, self._names)
+        return _policy_group(obs) if self._has_groups else obs
+
     def _read(self, obs: Any, action_mask: Any) -> tuple[Array, bool]:
         """Return the observations as rows for the actor, and whether they were a batch."""
         adapter, space = self._adapter, self.observation_space
         if self._names:
-            obs, action_mask = _split_mask(obs, action_mask, self._names)
-        if self._has_groups:
-            obs = _policy_group(obs)
+            _, action_mask = _split_mask(obs, action_mask, self._names)
+        obs = self.seen_part(obs)
         shape = adapter.spec.observation_space.shape
         try:
             if isinstance(space, spaces.Box):  # the usual case, without a loop over the rows of a batch
