@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import freerun
+from freerun.adapters.tensor_envs import TensorEnvs
 from freerun.algorithms.policies.action_heads import MASKED_LOGIT, mask_logits
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.networks import categorical_entropy, categorical_log_prob, masked_logits
@@ -36,7 +40,7 @@ def spec_of(actions: spaces.Discrete | spaces.MultiDiscrete, critic: spaces.Box 
 
 def sizes_of(env: EnvSpec) -> list[int]:
     space: Any = env.action_space
-    return [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()  # type: ignore[no-any-return]
+    return [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()
 
 
 def rows_of(env: EnvSpec, rng: np.random.Generator, num_rows: int) -> Array:
@@ -193,7 +197,7 @@ def test_both_learners_end_at_the_same_weights(
     assert fast_metrics == pytest.approx(torch_metrics, rel=1e-2, abs=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"network": "toy_networks:layered"}], ids=["mlp", "own-network"])
+@pytest.mark.parametrize("settings", [{}, {"network": "toy_networks:linear"}], ids=["mlp", "own-network"])
 def test_the_learner_gives_the_probabilities_that_the_actor_gave(settings: dict[str, Any]) -> None:
     env, rng = spec_of(ACTIONS["multi-discrete"]), np.random.default_rng(3)
     ppo, _ = learned(env, 0, normalize_obs=True, **settings)
@@ -221,3 +225,30 @@ def test_masks_are_not_normalised_and_no_network_sees_them() -> None:
     is_free = rows[:, -4:] == 1
     assert torch.equal(heads[is_free], other_heads[is_free])
     assert (heads[~is_free] == MASKED_LOGIT).all()
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+
+@pytest.mark.parametrize("mode", ["sync", "batch"])
+def test_simulators_on_a_device_may_have_masks(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freerun.adapters.tensor_envs.TENSOR_ENVS", {"toy": "toy_tensors:build_masked"})
+    settings: dict[str, Any] = {"num_envs": 8, "num_steps_per_env": 20, "total_steps": 160 * 3, "quiet": True}
+    freerun.train("toy", mode=mode, run_dir=tmp_path / "run", **settings)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["simulator/forbidden"] == 0
+    assert 0 < records[-1]["entropy"] <= math.log(2) + 1e-6  # two of three choices are left
+
+
+def test_tensor_environments_can_be_cut_down_to_what_an_algorithm_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freerun.adapters.tensor_envs.TENSOR_ENVS", {"toy": "toy_tensors:build_masked"})
+    whole, cut = (TensorEnvs("toy", 2, 1, "cpu", 0, {}, True, ignore_masks=ignore) for ignore in (False, True))
+    assert (whole.hides_masks, cut.hides_masks, whole.hides_critic_group) == (False, True, False)
+    assert (whole.spec.has_mask, cut.spec.has_mask) == (True, False)
+    assert torch.equal(cut.envs[0].reset(), whole.envs[0].reset()[:, :3])
+    groups = ObsGroups(VALUES, VALUES, mask_space(ACTIONS["discrete"]))
+    env = EnvSpec.of_groups(groups, ACTIONS["discrete"], reports_final_obs=True)
+    assert env.observation_space.shape == (14,)
+    assert env.cut_down(keeps_critic=False, keeps_mask=True).observation_space.shape == (9,)
+    assert env.cut_down(keeps_critic=True, keeps_mask=False).obs_groups == ObsGroups(VALUES, VALUES)
+    assert env.cut_down(keeps_critic=False, keeps_mask=False) == EnvSpec(VALUES, ACTIONS["discrete"])

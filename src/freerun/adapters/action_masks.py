@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from freerun.core import ActionSpace, UserError, mask_space
+from freerun.core import UserError, mask_space
 
 Env = gymnasium.Env[Any, Any]
 Mask = NDArray[np.bool_]
@@ -113,9 +113,14 @@ class MaskReader:
 class EnvMasks:
     """The masks of one environment while it is played."""
 
-    def __init__(self, source: MaskSource, action_space: ActionSpace):
+    def __init__(self, source: MaskSource, action_space: Any):
         self._source = source
         self._reader = MaskReader(action_space)
+
+    def sample(self, space: Any, mask: Mask) -> Any:
+        """Draw a random action of the environment's own space that the mask allows."""
+        parts = np.split(mask.astype(np.int8), self._reader.first_choices[1:])
+        return space.sample(parts[0] if isinstance(space, spaces.Discrete) else tuple(parts))
 
     def read(self, env: Env, obs: Any, info: Any, place: str, has_ended: bool) -> Mask:
         """Return the mask for the next action. `place` says where the episode is, for errors."""
@@ -136,3 +141,40 @@ class EnvMasks:
                 "episode there"
             )
         return mask
+
+
+class RandomAllowedActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment that can draw a random action which it allows now, for tools that play without a policy."""
+
+    def __init__(self, env: Env, source: MaskSource):
+        super().__init__(env)
+        self._masks = EnvMasks(source, env.action_space)
+        self._mask: Mask | None = None
+        self._place: tuple[int, int | None] = 0, None
+        self.num_allowed: list[int] = []
+        """How many choices each action had."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result: Any = self.env.reset(seed=seed)
+        self._place = 0, seed
+        if isinstance(result, tuple) and len(result) == 2:
+            self._note(*result, has_ended=False)
+        return result
+
+    def step(self, action: Any) -> Any:
+        result: Any = self.env.step(action)
+        self._place = self._place[0] + 1, self._place[1]
+        if isinstance(result, tuple) and len(result) == 5:
+            self._note(result[0], result[4], bool(result[2] or result[3]))
+        return result
+
+    def _note(self, obs: Any, info: Any, has_ended: bool) -> None:
+        place = "after {} steps of the episode with seed {}".format(*self._place)
+        self._mask = self._masks.read(self.env, obs, info, place, has_ended)
+
+    def draw(self, space: Any) -> Any:
+        """Draw an action from the environment's action space, or from a copy of it."""
+        if self._mask is None:  # it has returned something else than a reset should
+            return space.sample()
+        self.num_allowed.append(int(self._mask.sum()))
+        return self._masks.sample(space, self._mask)
