@@ -23,7 +23,8 @@ from network_defence_cyborg import DiceReport, Simulator, replay
 from numpy.typing import NDArray
 
 from freerun_envs.defenders import DEFENDERS
-from freerun_envs.network_defence import ACTION_NAMES, NetworkDefence, NetworkDefenceVector
+from freerun_envs.network_actions import ACTION_NAMES
+from freerun_envs.network_defence import NetworkDefence, NetworkDefenceVector
 
 RED_AGENTS = ("B_lineAgent", "RedMeanderAgent")
 HORIZONS = (30, 50, 100)

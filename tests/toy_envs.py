@@ -461,3 +461,70 @@ class StoppedAsItIsBuilt(Audit):
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Masked(gymnasium.Env[Any, Any]):
+    """Each step allows other choices, and one that is not allowed raises: a mask that got lost is noticed.
+
+    The observation holds the numbers that the choices are worth, so that the best allowed one can be learned. `masks`
+    says where the masks are: in the info, in the observation, or returned by a method (see `MaskedByMethod`).
+    Episodes have 5 to 14 steps and end with a mask of zeros.
+    """
+
+    def __init__(self, masks: str = "info", kind: str = "discrete", all_false_at: int | None = None):
+        self._masks, self._all_false_at = masks, all_false_at
+        self._sizes = {"discrete": [4], "multidiscrete": [3, 2], "many": [80]}[kind]
+        self._is_scalar = kind != "multidiscrete"
+        start = 3 if kind == "discrete" else 0
+        self.action_space: Any = (
+            spaces.Discrete(self._sizes[0], start=start) if self._is_scalar else spaces.MultiDiscrete(self._sizes)
+        )
+        self._start = start
+        values = spaces.Box(0, 2, (sum(self._sizes),), np.float32)
+        self.observation_space: Any = values
+        if masks == "observation":
+            self.observation_space = spaces.Dict(
+                {"observation": values, "action_mask": spaces.MultiBinary(sum(self._sizes))}
+            )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step, self._length = 0, int(self.np_random.integers(5, 15))
+        return self._observe(), self._info()
+
+    def step(self, action: Any) -> Step:
+        reward = 0.0
+        first = 0
+        for choice, size in zip(np.ravel(action) - self._start, self._sizes, strict=True):
+            if not self.mask[first + choice]:
+                raise RuntimeError(f"choice {choice} is not allowed by {self.mask}")
+            reward += float(self._values[first + choice])
+            first += size
+        self._step += 1
+        return self._observe(), reward, self._step == self._length, False, self._info()
+
+    def _observe(self) -> Any:
+        self._values = self.np_random.random(sum(self._sizes), np.float32) * 2
+        self.mask = self.np_random.random(sum(self._sizes)) < 0.4
+        first = 0
+        for size in self._sizes:
+            self.mask[first + int(self.np_random.integers(size))] = True
+            first += size
+        if self._step in (self._length, self._all_false_at):
+            self.mask[:] = False
+        if self._masks != "observation":
+            return self._values
+        return {"observation": self._values, "action_mask": self.mask.astype(np.int8)}
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": self.mask} if self._masks == "info" else {}
+
+
+class MaskedByMethod(Masked):
+    """The same with the method that sb3-contrib asks for."""
+
+    def __init__(self, kind: str = "discrete"):
+        super().__init__("method", kind)
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        return self.mask

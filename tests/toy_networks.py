@@ -29,6 +29,10 @@ def layered(observation_space: spaces.Box, num_outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(size, 16), nn.BatchNorm1d(16), nn.SiLU(), nn.Linear(16, num_outputs))
 
 
+def linear(observation_space: spaces.Box, num_outputs: int) -> nn.Module:
+    return nn.Linear(observation_space.shape[0], num_outputs)
+
+
 def no_module(observation_space: spaces.Box, num_outputs: int) -> int:
     return 3
 

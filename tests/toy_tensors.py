@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from freerun.core import EnvSpec, Metrics, ObsGroups, TensorStep
+from freerun.core import EnvSpec, Metrics, ObsGroups, TensorStep, mask_space
 
 
 class Counting:
@@ -125,3 +125,29 @@ class Elsewhere(Counting):
 
 def build_elsewhere(name: str, num_envs: int, device: str, seed: int) -> Elsewhere:
     return Elsewhere(num_envs, device, None, reports_final_obs=True)
+
+
+class Masked(Counting):
+    """Of three choices, the one whose number is the step modulo 3 is not allowed, and choosing it is counted."""
+
+    def __init__(self, num_envs: int, device: str):
+        super().__init__(num_envs, device, None, reports_final_obs=True)
+        actions = spaces.Discrete(3)
+        groups = ObsGroups(spaces.Box(-np.inf, np.inf, (3,), np.float32), None, mask_space(actions))
+        self.spec = EnvSpec.of_groups(groups, actions, reports_final_obs=True)
+        self.num_forbidden = 0
+
+    def _observe(self) -> Tensor:
+        choices = torch.arange(3, device=self.device)
+        return torch.cat([super()._observe(), self._step[:, None] % 3 != choices], dim=1)
+
+    def step(self, action: Tensor) -> TensorStep:
+        self.num_forbidden += int((self._step % 3 == action).sum())
+        return super().step(action)
+
+    def metrics(self) -> Metrics:
+        return {"simulator/forbidden": float(self.num_forbidden)}
+
+
+def build_masked(name: str, num_envs: int, device: str, seed: int) -> Masked:
+    return Masked(num_envs, device)

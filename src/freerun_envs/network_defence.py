@@ -15,33 +15,46 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from freerun.core import Array, EnvSpec, FloatArray, StepResult, UserError
+from freerun.core import Array, EnvSpec, FloatArray, ObsGroups, StepResult, UserError, mask_space
 from freerun_envs import network_pictures
+from freerun_envs.network_actions import (
+    ACTION_DECOY,
+    ACTION_HOST,
+    ACTION_KIND,
+    ACTION_LOSS_TENTHS,
+    ACTION_NAMES,
+    ACTIONS,
+    ANALYSE,
+    CLEAN,
+    DECOY,
+    PRIVILEGED,
+    REMOVE,
+    RESTORE,
+    SLEEP,
+    UNKNOWN,
+    USER,
+    useful_actions,
+)
 from freerun_envs.network_hosts import (
     ACCESS,
     ADMIN_LOSS_TENTHS,
     ANSWERING,
     BIT,
     DECOY_ADDS,
-    DECOY_BIT,
-    DECOY_FITS,
-    DECOYS,
-    HOSTS,
     NO_ACCESS,
     NUM_HOSTS,
     NUM_PORTS,
     NUM_SERVICE_MEMBERS,
     OP_SERVER0,
     OPEN,
-    RESTORE_LOSS_TENTHS,
     SERVICE_MEMBERS,
     SSH,
     STOPPED_LOSS_TENTHS,
     USER0,
     USER_ACCESS,
-    VSFTPD,
     WAYS_IN,
     Ints,
+    can_be_placed,
 )
 from freerun_envs.network_pictures import NetworkView
 from freerun_envs.network_red import (
@@ -59,28 +72,7 @@ from freerun_envs.network_red import (
     rows_by_kind,
 )
 
-SLEEP, ANALYSE, REMOVE, DECOY, RESTORE = range(5)
-"""Kinds of blue's actions."""
-ACTIONS = (
-    ("Sleep", SLEEP, 0, 0),
-    ("Monitor", SLEEP, 0, 0),  # every step ends with a Monitor, as in CybORG, so the action itself adds nothing
-    *((f"Analyse {name}", ANALYSE, host, 0) for host, name in enumerate(HOSTS)),
-    *((f"Remove {name}", REMOVE, host, 0) for host, name in enumerate(HOSTS)),
-    *(
-        (f"Decoy{kind} {name}", DECOY, host, decoy)
-        for decoy, kind in enumerate(DECOYS)
-        for host, name in enumerate(HOSTS)
-    ),
-    *((f"Restore {name}", RESTORE, host, 0) for host, name in enumerate(HOSTS)),
-)
-"""Blue's actions in CybORG's order: name, kind, host, and number of the decoy."""
-ACTION_NAMES = tuple(name for name, *_ in ACTIONS)
-ACTION_KIND, ACTION_HOST, ACTION_DECOY = (np.array(column) for column in list(zip(*ACTIONS, strict=True))[1:])
-ACTION_LOSS_TENTHS: Ints = RESTORE_LOSS_TENTHS * (ACTION_KIND == RESTORE)
-
 NUM_BITS = NUM_HOSTS * 4
-CLEAN, UNKNOWN, USER, PRIVILEGED = range(4)
-"""What blue believes about the compromise of a host."""
 QUIET, SCANNED, EXPLOITED = range(0, 12, 4)
 """The activity that Monitor reports on a host, in steps of 4, so that activity + belief numbers all 12 pairs."""
 CELL_BITS = np.array(
@@ -109,14 +101,21 @@ class NetworkDefenceVector:
     flat, so that a choice of cells is one index. Every rule is applied to all networks where it is due at once.
     """
 
-    def __init__(self, num_networks: int, red_agent: str = "B_lineAgent", episode_steps: int = 100):
+    def __init__(
+        self, num_networks: int, red_agent: str = "B_lineAgent", episode_steps: int = 100, action_mask: bool = False
+    ):
+        """With `action_mask`, observations end with the mask of `useful_actions`."""
         if red_agent not in RED_AGENTS:
             raise UserError(f"NetworkDefence has no red_agent {red_agent!r}: use {', '.join(RED_AGENTS)}")
         if episode_steps < 1:
             raise UserError(
                 f"NetworkDefence needs episode_steps of at least 1 (usual are 30, 50, 100), not {episode_steps}"
             )
-        self.spec = EnvSpec(spaces.Box(0.0, 1.0, (NUM_BITS,), np.float32), spaces.Discrete(len(ACTIONS)))
+        bits, actions = spaces.Box(0.0, 1.0, (NUM_BITS,), np.float32), spaces.Discrete(len(ACTIONS))
+        self._has_mask = action_mask
+        self.spec = EnvSpec(bits, actions)
+        if action_mask:
+            self.spec = EnvSpec.of_groups(ObsGroups(bits, None, mask_space(actions)), actions, reports_final_obs=True)
         self.num_envs = num_networks
         self.last_success = np.ones(num_networks, bool)
         """Whether blue's last action succeeded. Only a decoy whose port is in use fails."""
@@ -160,7 +159,7 @@ class NetworkDefenceVector:
         # A copy: the result of the last step, which the caller may still hold, is this array.
         self._obs = self._obs.copy()
         self._obs[rows] = 0.0
-        return self._obs
+        return self._rows(self._obs)
 
     def step(self, action: Array) -> StepResult:
         number = action.astype(np.uint32)  # a negative action becomes a huge number and is out of range, too
@@ -193,7 +192,16 @@ class NetworkDefenceVector:
         truncated = self._steps == self._episode_steps
         self._any_has_ended = bool(np.count_nonzero(truncated))
         self._obs = obs
+        obs = self._rows(obs)
         return StepResult(obs, obs, reward, self._all_false, truncated if has_ended is None else truncated & ~has_ended)
+
+    def _rows(self, obs: FloatArray) -> FloatArray:
+        """The observations, with the masks if they are wanted."""
+        return np.concatenate([obs, self.action_masks()], axis=1, dtype=np.float32) if self._has_mask else obs
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """The actions that can be of use now, [network, action]."""
+        return useful_actions(*(cells.reshape(-1, NUM_HOSTS) for cells in (self._belief, self._decoy_services)))
 
     def close(self) -> None:
         pass
@@ -228,8 +236,7 @@ class NetworkDefenceVector:
                 self._belief[cells] = np.minimum(self._belief[cells], UNKNOWN)
             elif present == DECOY:
                 decoys = decoy[rows]
-                is_free = (self._decoy_services[cells] & DECOY_BIT[decoys] == 0) | (decoys == VSFTPD)
-                placed = DECOY_FITS[decoys, host[rows]] & is_free
+                placed = can_be_placed(self._decoy_services[cells], decoys, host[rows])
                 self._decoy_services[cells] |= DECOY_ADDS[decoys, host[rows]] * placed
                 decoyed, self.last_success = decoyed.copy(), self.last_success.copy()
                 decoyed[rows] = np.where(placed, cells, -1)
@@ -323,7 +330,15 @@ class NetworkDefence(gymnasium.Env[FloatArray, np.int64]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012
 
-    def __init__(self, red_agent: str = "B_lineAgent", episode_steps: int = 100, render_mode: str | None = None):
+    def __init__(
+        self,
+        red_agent: str = "B_lineAgent",
+        episode_steps: int = 100,
+        render_mode: str | None = None,
+        action_mask: bool = False,
+    ):
+        """With `action_mask`, the info holds the mask of the actions that can be of use (`useful_actions`)."""
+        self._has_mask = action_mask
         self._vector = NetworkDefenceVector(1, red_agent, episode_steps)
         self.observation_space = spaces.Box(0.0, 1.0, (NUM_BITS,), np.float32)
         self.action_space = spaces.Discrete(len(ACTIONS))
@@ -341,7 +356,7 @@ class NetworkDefence(gymnasium.Env[FloatArray, np.int64]):
         episode_seed = int(self.np_random.integers(2**63)) if seed is None else seed
         self._actions, self._scores = [], [0.0]
         self._obs = self._vector.reset([episode_seed])[0]
-        return self._obs, {}
+        return self._obs, self._info()
 
     def step(self, action: np.int64) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
         obs, _, reward, _, truncated = self._vector.step(np.array([action]))
@@ -349,7 +364,11 @@ class NetworkDefence(gymnasium.Env[FloatArray, np.int64]):
             self._obs = obs[0]
             self._actions.append(int(action))
             self._scores.append(self._scores[-1] + float(reward[0]))
-        return obs[0], float(reward[0]), False, bool(truncated[0]), {"success": bool(self._vector.last_success[0])}
+        info = {"success": bool(self._vector.last_success[0]), **self._info()}
+        return obs[0], float(reward[0]), False, bool(truncated[0]), info
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": self._vector.action_masks()[0]} if self._has_mask else {}
 
     def host_status(self) -> NDArray[np.int8]:
         """Red's true access to each host: 0 none, 1 user, 2 admin. User0 is always 2."""

@@ -142,6 +142,13 @@ DECOY_ADDS: Ints = np.where(DECOY_FITS, DECOY_BIT[:, None] & ~ANSWERING, 0)
 """The services that a decoy adds, [decoy, host]: none where a real service on the same port answers before it."""
 
 
+def can_be_placed(decoy_services: Ints, decoy: Ints, host: Ints) -> NDArray[np.bool_]:
+    """Whether a decoy fits a host that has the services of other decoys already. Vsftpd may even be there twice."""
+    is_free = (decoy_services & DECOY_BIT[decoy] == 0) | (decoy == VSFTPD)
+    fits: NDArray[np.bool_] = DECOY_FITS[decoy, host] & is_free
+    return fits
+
+
 # ---------------------------------------------------------------------------------------------- choices and losses
 
 

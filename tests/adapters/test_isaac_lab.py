@@ -170,7 +170,7 @@ def test_one_choice_has_isaac_labs_shape(make_env: Make) -> None:
 def test_the_critics_observations_stand_behind_those_of_the_policy(make_env: Make) -> None:
     env = make_env(has_critic=True)
     assert env.spec.obs_groups is not None
-    assert [group.shape for group in env.spec.obs_groups] == [(3,), (5,)]
+    assert [group.shape for group in env.spec.obs_groups.present] == [(3,), (5,)]
     assert env.spec.observation_space.shape == (8,)
     assert env.reset().tolist() == [[row, 0, 0, *[7] * 5] for row in range(4)]
     step = env.step(torch.zeros(4, 2))

@@ -13,10 +13,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from numpy.typing import NDArray
 
-import freerun.adapters.catalog  # noqa: F401
+import freerun
+import freerun.adapters.catalog
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import UserError
 from freerun.tools.check_env.checks import check
-from freerun_envs.network_defence import ACTION_NAMES, NetworkDefence, NetworkDefenceVector
+from freerun_envs.network_actions import ACTION_NAMES
+from freerun_envs.network_defence import NetworkDefence, NetworkDefenceVector
 from freerun_envs.network_hosts import HOSTS
 from freerun_envs.network_red import ESCALATE, EXPLOIT, IDLE, IMPACT, SCAN, SWEEP
 
@@ -415,3 +418,61 @@ def test_impact_needs_access_and_stops_the_service_until_a_restore() -> None:
     assert [network.step(), network.step()] == [-10.0, -10.0]
     assert network.step("Restore Op_Server0") == -1.0
     assert network.red.outcomes[0] == network.red.outcomes[-1] == 1  # failed: red had no access
+
+
+# ---------------------------------------------------------------------------------------------- masks
+
+
+def test_the_mask_leaves_out_decoys_that_fail_and_hosts_that_seem_clean() -> None:
+    env = NetworkDefence(red_agent="SleepAgent", action_mask=True)
+    _, info = env.reset(seed=0)
+    allowed = {name for name, is_allowed in zip(ACTION_NAMES, info["action_mask"], strict=True) if is_allowed}
+    assert {"Sleep", "Monitor", "Analyse User4", "DecoyTomcat Enterprise0"} <= allowed
+    assert not any(name.startswith(("Remove", "Restore")) for name in allowed)
+    placed = ACTION_NAMES.index("DecoyTomcat Enterprise0")
+    assert env.step(np.int64(placed))[4]["success"]
+    info = env.step(np.int64(SLEEP))[4]
+    assert not info["action_mask"][placed]
+    assert not env.step(np.int64(placed))[4]["success"]
+
+    attacked = Network((SCAN, "User3"), (EXPLOIT, "User3"))
+    attacked.step()
+    attacked.step()
+    mask = attacked.vector.action_masks()[0]
+    repairs = {name for name in ACTION_NAMES if name.startswith(("Remove", "Restore"))}
+    assert {name for name in repairs if mask[ACTION_NAMES.index(name)]} == {"Remove User3", "Restore User3"}
+
+
+def test_without_the_option_nothing_is_different_and_with_it_one_env_equals_many() -> None:
+    plain, masked = NetworkDefenceVector(2), NetworkDefenceVector(2, action_mask=True)
+    adapter = GymnasiumFactory("freerun/NetworkDefence-v0", {"action_mask": True}).make_one()
+    assert masked.spec == adapter.env_spec
+    rows = masked.reset([4, 5])
+    np.testing.assert_array_equal(rows[:, :52], plain.reset([4, 5]))
+    np.testing.assert_array_equal(rows[0], adapter.reset(seed=4)[0])
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        action = np.array([rng.choice(np.flatnonzero(row[52:])) for row in rows])
+        ours, theirs = masked.step(action), plain.step(action)
+        rows = ours.obs.copy()
+        np.testing.assert_array_equal(rows[:, :52], theirs.obs)
+        np.testing.assert_array_equal(ours.reward, theirs.reward)
+        assert masked.last_success.all()
+        np.testing.assert_array_equal(rows[0], adapter.step(action[0])[0])
+
+
+def test_it_trains_with_its_masks_in_a_worker_with_many(tmp_path: Path) -> None:
+    result = freerun.train(
+        "freerun/NetworkDefence-v0",
+        env_args={"action_mask": True},
+        num_workers=1,
+        envs_per_worker=4,
+        segment_steps=25,
+        total_steps=600,
+        run_dir=tmp_path / "run",
+        quiet=True,
+    )
+    obs, info = NetworkDefence(action_mask=True).reset(seed=3)
+    action = result.policy.predict(obs, action_mask=info["action_mask"])
+    assert info["action_mask"][action]
+    assert len(freerun.evaluate(result.policy, episodes=2).returns) == 2

@@ -39,13 +39,17 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dict": ("many_parts_env:ManyParts", {**QUICK, "normalize_obs": True}),
     "picture": ("toy_envs:Square", {**QUICK, "network": "toy_networks:cnn"}),
     "own": ("toy_envs:OneBit", {**QUICK, "env_args": {"kind": "box"}, "network": "toy_networks:layered"}),
+    "critic group": ("toy_envs:Privileged", QUICK),
+    "masked": ("toy_envs:Masked", {**QUICK, "env_args": {"masks": "observation"}, "normalize_obs": True}),
+    "masked pairs": ("toy_envs:Masked", {**QUICK, "env_args": {"kind": "multidiscrete"}}),
+    "masked own": ("toy_envs:MaskedByMethod", {**QUICK, "network": "toy_networks:layered"}),
     "sac": ("Pendulum-v1", {**OFF_POLICY, "algo": "sac"}),
     "mbpo": ("Pendulum-v1", {**OFF_POLICY, "algo": "mbpo", **SMALL_MODEL}),
     "fastsac": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "layer_norm": False}),
     "fastsac-deterministic": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "policy": "deterministic"}),
     "critic-group": ("toy_envs:Privileged", {**QUICK, "normalize_obs": True}),
 }
-OWN_NETWORKS = ("picture", "own")
+OWN_NETWORKS = ("picture", "own", "masked own")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from freerun.adapters.action_masks import EnvMasks, MaskSource
 from freerun.adapters.space_adapter import SpaceAdapter
 from freerun.core import Array, EnvFailure, EnvSpaces, StepResult, UserError
 
@@ -28,20 +29,27 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: gymnasium.Env[Any, Any],
         policy_group_only: bool = False,
         change_env: ChangeEnv | None = None,
+        mask_source: MaskSource | None = None,
     ):
-        """With `policy_group_only`, what only the value function may see is left out of the observations."""
+        """With `policy_group_only`, what only the value function may see is left out of the observations. With a
+        `mask_source`, they end with the mask that the environment has there."""
         super().__init__(env)
         self._change_env = change_env
         for name in ("observation_space", "action_space"):
             if getattr(env, name, None) is None:
                 raise UserError(f"the environment has no {name}: set self.{name} in its __init__ (`freerun check-env`)")
         self.original_spaces = EnvSpaces(env.observation_space, env.action_space)
-        self._adapter = SpaceAdapter(*self.original_spaces, _time_limit(env), policy_group_only)
+        self._adapter = SpaceAdapter(
+            *self.original_spaces, _time_limit(env), policy_group_only, has_mask=mask_source is not None
+        )
         self.env_spec = self._adapter.spec
         self.observation_space = self.env_spec.observation_space
         self.action_space = self.env_spec.action_space
         self._convert = self._adapter.convert_action
         self._shape, self._dtype = self.observation_space.shape, self.observation_space.dtype
+        self._masks = None if mask_source is None else EnvMasks(mask_source, self.env_spec.action_space)
+        # The shape of observations that need not be read. Where there are masks, each is read, to append its mask.
+        self._ready_shape = self._shape if mask_source is None else None
         self._seed: int | None = None
         self._num_steps = 0
         self._has_ended = True
@@ -57,7 +65,7 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise self._failure("reset", error) from None
         if not isinstance(result, tuple) or len(result) != 2:
             raise UserError(_wrong_result("reset", type(result).__name__))
-        return self._read(result[0]), {}
+        return self._read(*result, has_ended=False), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         if self._has_ended:
@@ -68,20 +76,24 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise self._failure("step", error) from None
         try:
             # Unpacking is the check: it costs nothing where the result is right.
-            obs, reward, terminated, truncated, _ = result
+            obs, reward, terminated, truncated, info = result
         except (TypeError, ValueError):
             found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise UserError(_wrong_result("step", found)) from None
         self._num_steps += 1
         # A cheap environment takes a few µs per step, so an observation that already fits is passed on unread.
-        if obs.__class__ is not np.ndarray or obs.dtype is not self._dtype or obs.shape != self._shape:
-            obs = self._read(obs)
+        if obs.__class__ is not np.ndarray or obs.dtype is not self._dtype or obs.shape != self._ready_shape:
+            obs = self._read(obs, info, terminated or truncated)
         if terminated or truncated:
             self._has_ended, self._final_obs = True, obs
         return obs, reward, terminated, truncated, {}  # type: ignore[return-value]
 
-    def _read(self, obs: Any) -> Array:
-        array = self._adapter.read(obs)
+    def _read(self, obs: Any, info: Any, has_ended: bool) -> Array:
+        mask = None
+        if self._masks is not None:
+            place = f"after {self._num_steps} steps of the episode with seed {self._seed}"
+            mask = self._masks.read(self.env, obs, info, place, has_ended)
+        array = self._adapter.read(obs, mask)
         if array.shape != self._shape:
             raise UserError(
                 f"the environment returned an observation of shape {array.shape} at step {self._num_steps}, but its "

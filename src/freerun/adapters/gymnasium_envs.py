@@ -8,12 +8,13 @@ import functools
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
 
 import freerun.adapters.catalog
+from freerun.adapters.action_masks import MaskSource, find_mask_source, has_choices
 from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
 from freerun.adapters.env_packages import not_installed, unregistered
 from freerun.adapters.images import image_shape
@@ -27,6 +28,7 @@ from freerun.core import (
     EnvFailure,
     EnvSpaces,
     EnvSpec,
+    ObsGroups,
     Tracks,
     UserError,
     VectorEnv,
@@ -54,19 +56,30 @@ class GymnasiumFactory:
     max_episode_steps: int | None = None
     policy_group_only: bool = False
     """Leave out what only the value function may see, for an algorithm that has no use for it."""
+    ignore_masks: bool = False
+    """Leave out the masks of actions, for an algorithm that has no use for them."""
 
     def __post_init__(self) -> None:
-        with contextlib.closing(self.make_one()) as env:
+        with contextlib.closing(self._build({}, {})) as env:
+            found = find_mask_source(env)
+            is_usable = has_choices(getattr(env, "action_space", None)) and not self.ignore_masks
             # The dataclass is frozen; these fields are set once, here.
-            object.__setattr__(self, "spec", env.env_spec)
-            object.__setattr__(self, "spaces", env.original_spaces)
-            object.__setattr__(self, "image_shape", image_shape(env.env.observation_space))
+            object.__setattr__(self, "mask_source", found if is_usable else None)
+            object.__setattr__(self, "hides_masks", found is not None and not is_usable)
+            adapter = EnvAdapter(env, self.policy_group_only, mask_source=self.mask_source)
+            object.__setattr__(self, "spec", adapter.env_spec)
+            object.__setattr__(self, "spaces", adapter.original_spaces)
+            object.__setattr__(self, "image_shape", image_shape(env.observation_space))
 
     spec: EnvSpec = field(init=False)
     spaces: EnvSpaces = field(init=False)
     """The environment's original spaces, before `SpaceAdapter` has simplified them for policies."""
     image_shape: tuple[int, ...] | None = field(init=False)
     """The shape of the image that an observation is or contains, before it is flattened; None if there is none."""
+    mask_source: MaskSource | None = field(init=False)
+    """Where the environment says which actions are allowed; None if it does not, or if nobody asks."""
+    hides_masks: bool = field(init=False)
+    """True if the environment has masks that are left out."""
 
     box: EnvArgsBox | None = field(init=False, default=None)
     """Where arguments arrive that change while a run goes on; None if none ever do."""
@@ -75,6 +88,12 @@ class GymnasiumFactory:
     def hides_critic_group(self) -> bool:
         """True if the environment has observations for the value function alone that are left out."""
         return self.policy_group_only and has_groups(self.spaces.observation)
+
+    def with_groups(self, obs_groups: ObsGroups | None) -> GymnasiumFactory:
+        """Return a factory of the same environments, whose observations are said to be rows of these groups."""
+        described = copy.copy(self)
+        object.__setattr__(described, "spec", replace(self.spec, obs_groups=obs_groups))
+        return described
 
     def with_changes_from(self, box: EnvArgsBox) -> GymnasiumFactory:
         """Return a factory of the same environments, which take the arguments in the box when they reset."""
@@ -86,7 +105,7 @@ class GymnasiumFactory:
         """One environment; `extra` arguments are added to those of its constructor."""
         build = functools.partial(self._build, extra)
         change_env = None if self.box is None else ArgsAtReset(self.box, build)
-        return EnvAdapter(build({}), self.policy_group_only, change_env)
+        return EnvAdapter(build({}), self.policy_group_only, change_env, self.mask_source)
 
     def _build(self, extra: Mapping[str, Any], changed: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         env = make(self.env, {**self.env_args, **changed, **extra})
@@ -96,7 +115,8 @@ class GymnasiumFactory:
         vectorised = freerun.adapters.catalog.VECTORISED.get(self.env) if isinstance(self.env, str) else None
         if vectorised is not None and self.max_episode_steps is None:
             env: VectorEnv = import_callable(vectorised, "environment")(num_envs, **self.env_args)
-            return env if self.box is None else FixedArgsEnvs(env, self.box, str(self.env))
+            if env.spec.has_mask == self.spec.has_mask:  # otherwise it has masks, which are left out here
+                return env if self.box is None else FixedArgsEnvs(env, self.box, str(self.env))
         return SerialEnvs([self.make_one() for _ in range(num_envs)])
 
     def make_parallel(self, num_envs: int, tracks: Tracks, step_timeout: float) -> ParallelEnvs:

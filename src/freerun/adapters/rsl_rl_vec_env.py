@@ -56,8 +56,7 @@ class RslRlVecEnv(VecEnv):
     def get_observations(self) -> TensorDict:
         groups = {POLICY_GROUP: self._obs}
         if self._env.spec.obs_groups is not None:
-            policy, critic = self._env.spec.obs_groups
-            sizes = [math.prod(policy.shape), math.prod(critic.shape)]
+            sizes = [math.prod(group.shape) for group in self._env.spec.obs_groups.present]
             groups = dict(zip((POLICY_GROUP, CRITIC_GROUP), torch.split(self._obs, sizes, dim=1), strict=True))
         return TensorDict(groups, batch_size=[self.num_envs])
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from freerun.core import ActionSpace, Array, EnvSpec, ObsGroups, UserError
+from freerun.adapters.action_masks import MASK_KEY
+from freerun.core import ActionSpace, Array, EnvSpaces, EnvSpec, ObsGroups, UserError, mask_space
 
 POLICY_GROUP, CRITIC_GROUP = "policy", "critic"
 """The names of the two groups of observations, as in Isaac Lab and RSL-RL."""
@@ -20,9 +21,24 @@ def has_groups(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Dict) and set(space) == {POLICY_GROUP, CRITIC_GROUP}
 
 
-def policy_part(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """What the policy sees of an observation, in the environment's own words."""
+def policy_part(env_spaces: EnvSpaces, has_mask: bool) -> spaces.Space[Any]:
+    """What the policy sees of an observation, in the environment's own words. No network sees a mask."""
+    space = without_mask(env_spaces.observation) if has_mask else env_spaces.observation
     return space[POLICY_GROUP] if isinstance(space, spaces.Dict) and has_groups(space) else space
+
+
+def names_without_mask(space: spaces.Space[Any]) -> tuple[str, ...]:
+    """The names of the other parts, if an observation is a Dict with a mask; otherwise nothing."""
+    has_it = isinstance(space, spaces.Dict) and MASK_KEY in space.spaces
+    return tuple(name for name in space if name != MASK_KEY) if has_it else ()  # type: ignore[attr-defined]
+
+
+def without_mask(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """The observations without their mask: the other part itself if there is only one, otherwise a Dict."""
+    names = names_without_mask(space)
+    if not names or not isinstance(space, spaces.Dict):
+        return space
+    return space[names[0]] if len(names) == 1 else spaces.Dict([(name, space[name]) for name in names])
 
 
 class SpaceAdapter:
@@ -36,30 +52,47 @@ class SpaceAdapter:
         action_space: spaces.Space[Any],
         max_episode_steps: int | None = None,
         policy_group_only: bool = False,
+        has_mask: bool = False,
     ):
-        """With `policy_group_only`, observations of two groups are cut down to what the policy sees."""
+        """With `policy_group_only`, observations of two groups are cut down to what the policy sees. With `has_mask`,
+        they end with the mask of the actions that are allowed."""
+        self._names = names_without_mask(observation_space) if has_mask else ()
+        observation_space = without_mask(observation_space) if has_mask else observation_space
         self._groups = (
             (POLICY_GROUP, CRITIC_GROUP)[: 1 if policy_group_only else 2] if has_groups(observation_space) else ()
         )
         parts = [observation_space[name] for name in self._groups] or [observation_space]  # type: ignore[index]
         self._readers = [_FlatReader(part) for part in parts]
-        obs_groups = ObsGroups(*(reader.space for reader in self._readers)) if len(parts) == 2 else None
+        policy_actions = _policy_action_space(action_space)
+        mask = mask_space(policy_actions) if has_mask else None
+        boxes = [reader.space for reader in self._readers]
+        obs_groups = ObsGroups(boxes[0], boxes[1] if len(boxes) == 2 else None, mask)
+        is_row = len(boxes) == 2 or has_mask
         self.spec = EnvSpec(
-            self._readers[0].space if obs_groups is None else obs_groups.row_space(),
-            _policy_action_space(action_space),
+            obs_groups.row_space() if is_row else boxes[0],
+            policy_actions,
             max_episode_steps=max_episode_steps,
-            obs_groups=obs_groups,
+            obs_groups=obs_groups if is_row else None,
         )
         self.convert_action = _action_converter(action_space)
         """A function from the policy's action to an action of the environment's space; None if they are the same."""
 
-    def read(self, obs: Any) -> Array:
-        """Convert one observation to an array. The caller must check that it has the shape of `spec`."""
-        if not self._groups:
-            return self._readers[0].read(obs)
-        parts = [reader.read(obs[name]) for name, reader in zip(self._groups, self._readers, strict=True)]
-        # One row, the policy's group first.
-        return parts[0] if len(parts) == 1 else np.concatenate([part.ravel() for part in parts])
+    def read(self, obs: Any, mask: Array | None = None) -> Array:
+        """Convert one observation to an array. The caller must check that it has the shape of `spec`.
+
+        `mask` is the mask of the actions that are allowed, where observations have one."""
+        if self._names:  # the mask is a part of the observation, which is left out here
+            obs = obs[self._names[0]] if len(self._names) == 1 else {name: obs[name] for name in self._names}
+        if self._groups:
+            parts = [reader.read(obs[name]) for name, reader in zip(self._groups, self._readers, strict=True)]
+        else:
+            parts = [self._readers[0].read(obs)]
+        if mask is not None:
+            parts.append(mask)
+        if len(parts) == 1:
+            return parts[0]
+        # One row, the policy's group first, and the mask last.
+        return np.concatenate([part.ravel() for part in parts], dtype=self.spec.observation_space.dtype)
 
 
 class _FlatReader:

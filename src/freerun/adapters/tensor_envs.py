@@ -74,8 +74,10 @@ class TensorEnvs:
         seed: int,
         env_args: Mapping[str, Any],
         policy_group_only: bool = False,
+        ignore_masks: bool = False,
     ):
-        """With `policy_group_only`, what only the value function may see is left out of the observations."""
+        """With `policy_group_only`, what only the value function may see is left out of the observations, and with
+        `ignore_masks` the masks of actions."""
         builder = find_builder(env)
         assert builder is not None
         if num_envs % num_shares:
@@ -89,24 +91,29 @@ class TensorEnvs:
             build(env, num_envs=num_envs // num_shares, device=device, seed=seed + share, **env_args)
             for share in range(num_shares)
         ]
-        self.hides_critic_group = policy_group_only and self.envs[0].spec.obs_groups is not None
-        if self.hides_critic_group:
-            self.envs = [PolicyGroupEnv(env) for env in self.envs]
+        spec = self.envs[0].spec
+        self.hides_critic_group = policy_group_only and spec.has_critic_group
+        self.hides_masks = ignore_masks and spec.has_mask
+        if self.hides_critic_group or self.hides_masks:
+            self.envs = [CutDownEnv(env, not policy_group_only, not ignore_masks) for env in self.envs]
         self.spec: EnvSpec = self.envs[0].spec
         self.image_shape = image_shape(self.spec.policy_space)
         self.spaces = EnvSpaces(self.spec.policy_space, self.spec.action_space)
 
 
-class PolicyGroupEnv:
-    """A tensor environment without the observations that only a value function may see."""
+class CutDownEnv:
+    """A tensor environment without what an algorithm has no use for: the critic's group, or the masks of actions."""
 
-    def __init__(self, env: TensorEnv):
+    def __init__(self, env: TensorEnv, keeps_critic: bool, keeps_mask: bool):
         self._env = env
-        self.spec = env.spec.without_critic_group()
+        self.spec = env.spec.cut_down(keeps_critic, keeps_mask)
         self.num_envs, self.device, self.is_capturable = env.num_envs, env.device, env.is_capturable
         self.is_elsewhere: bool = getattr(env, "is_elsewhere", False)
         self._shape = self.spec.observation_space.shape
-        self._num_seen = math.prod(self._shape)
+        self._columns = _columns(env.spec, keeps_critic, keeps_mask)
+        from torch import cat  # not above: `freerun list` does without torch
+
+        self._join = cat
 
     def reset(self) -> Tensor:
         return self._seen(self._env.reset())
@@ -122,4 +129,17 @@ class PolicyGroupEnv:
         self._env.close()
 
     def _seen(self, rows: Tensor) -> Tensor:
-        return rows[:, : self._num_seen].reshape(-1, *self._shape)
+        parts = [rows[:, columns] for columns in self._columns]
+        return (parts[0] if len(parts) == 1 else self._join(parts, dim=1)).reshape(-1, *self._shape)
+
+
+def _columns(spec: EnvSpec, keeps_critic: bool, keeps_mask: bool) -> list[slice]:
+    """Where the groups that are kept stand in a row."""
+    assert spec.obs_groups is not None
+    kept, start = [], 0
+    for group, is_kept in zip(spec.obs_groups, (True, keeps_critic, keeps_mask), strict=True):
+        end = start + (0 if group is None else math.prod(group.shape))
+        if is_kept and end > start:
+            kept.append(slice(start, end))
+        start = end
+    return kept

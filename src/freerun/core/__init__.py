@@ -43,6 +43,7 @@ from freerun.core.environments import (
     TensorEnv,
     TensorStep,
     VectorEnv,
+    mask_space,
 )
 from freerun.core.errors import (
     SCRIPT,
@@ -199,6 +200,7 @@ __all__ = [
     "first_episode_of",
     "import_callable",
     "is_found_by_name",
+    "mask_space",
     "require_positive",
     "split_seed",
     "training_of",

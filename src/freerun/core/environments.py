@@ -29,17 +29,23 @@ class EnvSpaces(NamedTuple):
 
 
 class ObsGroups(NamedTuple):
-    """What the policy sees, and what the value function sees instead: an asymmetric critic (Pinto et al. 2018).
-
-    An observation then is one row of numbers: those of the policy's group, followed by those of the critic's group.
-    """
+    """The parts of an observation that is one row of numbers. They stand in it in this order."""
 
     policy: spaces.Box
-    critic: spaces.Box
+    """What the policy sees."""
+    critic: spaces.Box | None = None
+    """What the value function sees instead: an asymmetric critic (Pinto et al. 2018). None if it sees the same."""
+    mask: spaces.Box | None = None
+    """Which choices of a discrete action are allowed now: 1 for each that is, 0 for each other one. The choices of
+    several discrete actions stand one after another. No network sees it. None if every choice is always allowed."""
+
+    @property
+    def present(self) -> tuple[spaces.Box, ...]:
+        return tuple(group for group in self if group is not None)
 
     def row_space(self) -> spaces.Box:
         """The space of whole rows."""
-        low, high = (np.concatenate([getattr(group, end).ravel() for group in self]) for end in ("low", "high"))
+        low, high = (np.concatenate([getattr(group, end).ravel() for group in self.present]) for end in ("low", "high"))
         return spaces.Box(low, high, dtype=low.dtype.type)
 
 
@@ -54,11 +60,11 @@ class EnvSpec:
     max_episode_steps: int | None = None
     """The time limit: no episode has more steps. None if there is no limit, or if it is not known."""
     obs_groups: ObsGroups | None = None
-    """The two groups that an observation consists of. None if policy and value function see the same."""
+    """The groups that an observation consists of. None if policy and value function see all of it."""
 
     @classmethod
     def of_groups(cls, obs_groups: ObsGroups, action_space: ActionSpace, reports_final_obs: bool) -> EnvSpec:
-        """The spec of an environment whose observations are rows of two groups."""
+        """The spec of an environment whose observations are rows of several groups."""
         return cls(obs_groups.row_space(), action_space, reports_final_obs, obs_groups=obs_groups)
 
     @property
@@ -69,15 +75,37 @@ class EnvSpec:
     @property
     def critic_space(self) -> spaces.Box:
         """What the value function sees of an observation."""
-        return self.observation_space if self.obs_groups is None else self.obs_groups.critic
+        return self.policy_space if self.obs_groups is None else self.obs_groups.critic or self.policy_space
 
-    def without_critic_group(self) -> EnvSpec:
-        """The same environment for an algorithm that learns from the policy's group alone."""
-        return replace(self, observation_space=self.policy_space, obs_groups=None)
+    @property
+    def has_critic_group(self) -> bool:
+        """True if the value function sees another part of an observation than the policy."""
+        return self.obs_groups is not None and self.obs_groups.critic is not None
+
+    @property
+    def has_mask(self) -> bool:
+        """True if observations end with the mask of the actions that are allowed."""
+        return self.obs_groups is not None and self.obs_groups.mask is not None
+
+    def cut_down(self, keeps_critic: bool, keeps_mask: bool) -> EnvSpec:
+        """The same environment for an algorithm that has no use for all groups."""
+        if self.obs_groups is None:
+            return self
+        policy, critic, mask = self.obs_groups
+        groups = ObsGroups(policy, critic if keeps_critic else None, mask if keeps_mask else None)
+        is_row = len(groups.present) > 1
+        space = groups.row_space() if is_row else policy
+        return replace(self, observation_space=space, obs_groups=groups if is_row else None)
 
     @property
     def action_shape(self) -> tuple[int, ...]:
         return self.action_space.shape or ()
+
+
+def mask_space(action_space: Any) -> spaces.Box:
+    """The space of masks for discrete actions. Of bytes, so that a row takes on the type of the other groups."""
+    sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec
+    return spaces.Box(0, 1, (int(np.sum(sizes)),), np.uint8)
 
 
 class StepResult(NamedTuple):

@@ -225,6 +225,9 @@ class AlgorithmTraits:
     has_critic_group: bool = False
     """Its value function can see another group of observations than its policy (`EnvSpec.obs_groups`). Algorithms that
     do not declare this are given the policy's group alone."""
+    has_action_mask: bool = False
+    """Its policy keeps to masks of discrete actions (`ObsGroups.mask`). Algorithms that do not declare this are given
+    observations without masks."""
     rates_segments: bool = False
     """It has a method `importance(segment)`, which --queue-priority td-error needs."""
     has_acceleration: bool = False

@@ -71,7 +71,8 @@ class SavedPolicy:
         """Load the policy. `env_spaces` serve files of older versions, which do not hold the spaces."""
         file = read_policy(self.policy_path)
         env_spaces = file.spaces or env_spaces or self._spaces_of_env(trust)
-        env_spec = SpaceAdapter(policy_part(env_spaces.observation), env_spaces.action).spec
+        has_mask = bool(file.description.get("has_mask", False))
+        env_spec = SpaceAdapter(policy_part(env_spaces, has_mask), env_spaces.action).spec
         # A file from elsewhere may hold a network of other sizes, which would fail much later and less clearly.
         actor = self._restore(file, env_spec, trust)
         if not actor.spec.fits(env_spec):

@@ -11,13 +11,14 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import EnvFailure, UserError, callable_name
 from freerun.persistence.files import write_json
 from freerun.persistence.space_codec import describe_limits
 from freerun.run import parity
 from freerun.run.deployment import SavedPolicy
-from freerun.run.export_formats import FORMATS, run_trained
-from freerun.run.exported_module import ACTION, LOGITS, observation_parts
+from freerun.run.export_formats import FORMATS, inputs_of, run_trained
+from freerun.run.exported_module import ACTION, LOGITS
 from freerun.run.parity import Parity
 from freerun.run.trained_policy import TrainedPolicy
 from freerun.settings.factories import make_factory
@@ -73,11 +74,13 @@ def export(
         kind.write(policy, path)
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}; name another --output") from None
-    env, reason = _make_env(saved, trust)
+    factory, reason = _find_factory(saved, trust)
+    env = None if factory is None else factory.make_one().env
     about = {"format": to, "file": path.name, **_origin(saved, checkpoint), **_rate(env, frequency)}
     seed = int(saved.config.get("seed", 0))
-    if env is not None:
-        found, source = parity.record(env, policy, seed, observations), "recorded by playing the environment"
+    if factory is not None and env is not None:
+        found = parity.record(env, policy, seed, observations, factory.mask_source)
+        source = "recorded by playing the environment"
     else:
         found, source = (
             parity.draw(policy, seed, observations),
@@ -90,10 +93,10 @@ def export(
     return Export(path, contract_path, compared)
 
 
-def _make_env(saved: SavedPolicy, trust: Sequence[str]) -> tuple[gymnasium.Env[Any, Any] | None, str]:
-    """Make the environment of the run as its author wrote it; if that is not possible, say why."""
+def _find_factory(saved: SavedPolicy, trust: Sequence[str]) -> tuple[GymnasiumFactory | None, str]:
+    """Return the factory of the run's environments; if there can be none here, say why."""
     try:
-        return make_factory(saved.settings(trust)).make_one().env, ""
+        return make_factory(saved.settings(trust)), ""
     except (UserError, EnvFailure) as error:  # not installed here, not trusted, or tensors that are never alone
         return None, str(error).splitlines()[0]
 
@@ -122,9 +125,7 @@ def _rate(env: gymnasium.Env[Any, Any] | None, frequency: float | None) -> dict[
 
 
 def _signature(policy: TrainedPolicy) -> dict[str, Any]:
-    inputs = [
-        _array(part.name, part.shape, part.dtype, part.space) for part in observation_parts(policy.observation_space)
-    ]
+    inputs = [_array(part.name, part.shape, part.dtype, part.space) for part in inputs_of(policy)]
     space = policy.action_space
     outputs = [_array(ACTION, space.shape or (), space.dtype, space)]
     if policy.has_logits:

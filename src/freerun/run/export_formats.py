@@ -14,7 +14,7 @@ import torch
 
 from freerun.core import Array, EnvSpaces, RequiredPackage, UserError
 from freerun.run import numpy_export
-from freerun.run.exported_module import ACTION, LOGITS, ExportedModule, observation_parts
+from freerun.run.exported_module import ACTION, LOGITS, ExportedModule, ObservationPart, input_parts
 from freerun.run.trained_policy import TrainedPolicy
 
 
@@ -27,7 +27,8 @@ class PolicyOutputs(NamedTuple):
 
 
 RunPolicy = Callable[[Sequence[Any]], PolicyOutputs]
-"""From observations as the environment gives them to the outputs of an exported policy."""
+"""From observations as the environment gives them, each a `MaskedObservation` where the policy was trained with masks,
+to the outputs of an exported policy."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,26 @@ class ExportFormat:
     suffix: str
     write: Callable[[TrainedPolicy, Path], None]
     open: Callable[[Path, TrainedPolicy], RunPolicy]
-    """Opens the file as a robot would. The policy tells which arrays an observation consists of."""
+    """Opens the file as a robot would. The policy tells which arrays it takes."""
     package: RequiredPackage | None = None
 
 
 def run_trained(policy: TrainedPolicy) -> RunPolicy:
     """Return the outputs of a policy as freerun itself computes them."""
-    return lambda observations: PolicyOutputs(
-        policy.predict(list(observations)), policy.logits(list(observations)) if policy.has_logits else None
-    )
+
+    def run(observations: Sequence[Any]) -> PolicyOutputs:
+        obs, masks = list(observations), None
+        if policy.has_mask:
+            obs, masks = [one.observation for one in observations], [one.action_mask for one in observations]
+        logits = policy.logits(obs, action_mask=masks) if policy.has_logits else None
+        return PolicyOutputs(policy.predict(obs, action_mask=masks), logits)
+
+    return run
+
+
+def inputs_of(policy: TrainedPolicy) -> list[ObservationPart]:
+    """Return the arrays that a policy takes."""
+    return input_parts(policy.observation_space, policy.action_space, policy.has_mask)
 
 
 def output_names(policy: TrainedPolicy) -> list[str]:
@@ -85,7 +97,7 @@ def _quiet() -> Iterator[None]:
 
 def _write_onnx(policy: TrainedPolicy, path: Path) -> None:
     module = _module(policy)
-    example, names = module.example(), [part.name for part in observation_parts(policy.observation_space)]
+    example, names = module.example(), [part.name for part in inputs_of(policy)]
     batch = torch.export.Dim("batch")
     with _exporting("ONNX"):
         torch.onnx.export(
@@ -106,7 +118,7 @@ def _open_onnx(path: Path, policy: TrainedPolicy) -> RunPolicy:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    parts = observation_parts(policy.observation_space)
+    parts = inputs_of(policy)
     return lambda observations: PolicyOutputs(
         *session.run(output_names(policy), {part.name: part.stack(observations) for part in parts})
     )
@@ -121,7 +133,7 @@ def _write_torchscript(policy: TrainedPolicy, path: Path) -> None:
 def _open_torchscript(path: Path, policy: TrainedPolicy) -> RunPolicy:
     with _quiet():
         module = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
-    parts = observation_parts(policy.observation_space)
+    parts = inputs_of(policy)
 
     def run(observations: Sequence[Any]) -> PolicyOutputs:
         with torch.no_grad():

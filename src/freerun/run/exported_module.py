@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from freerun.adapters.action_masks import MASK_KEY
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, MLPActor
+from freerun.algorithms.policies.networks import masked_logits
 from freerun.algorithms.policies.torch_actor import TorchActor
-from freerun.core import Array, EnvSpaces, UserError
+from freerun.core import Array, EnvSpaces, UserError, mask_space
 
 OBSERVATION, ACTION, LOGITS = "observation", "action", "logits"
 """The names of inputs and outputs. A part of a Dict or Tuple is an input of its own, such as observation.camera."""
@@ -78,10 +80,28 @@ def _parts(space: spaces.Space[Any], name: str, keys: tuple[Any, ...]) -> Iterat
         raise UserError(f"observations of {space} cannot be exported: use Box, Discrete, or a Dict or Tuple of them")
 
 
+class MaskedObservation(NamedTuple):
+    """What a policy that was trained with masks takes: an observation, and which actions are allowed."""
+
+    observation: Any
+    action_mask: Any
+
+
+def input_parts(space: spaces.Space[Any], action_space: Any, has_mask: bool) -> list[ObservationPart]:
+    """Return the arrays that a policy takes: those of an observation, and the mask of a `MaskedObservation`."""
+    parts = observation_parts(space)
+    if not has_mask:
+        return parts
+    observation, mask = range(len(MaskedObservation._fields))
+    inside = [replace(part, keys=(observation, *part.keys)) for part in parts]
+    return [*inside, ObservationPart(MASK_KEY, mask_space(action_space), (mask,))]
+
+
 class ExportedModule(nn.Module):
     """Flattens and normalises observations, runs the network, and takes the most likely action within its limits.
 
-    A batch of each part of an observation goes in; the actions come out, and for discrete ones also the logits.
+    A batch of each part of an observation goes in, and a batch of masks if it was trained with them. The actions come
+    out, and for discrete ones also the logits.
     """
 
     obs_mean: Tensor
@@ -96,6 +116,7 @@ class ExportedModule(nn.Module):
         super().__init__()
         self._spec, self._space = actor.spec, env_spaces.action
         self._parts = observation_parts(env_spaces.observation)
+        self._inputs = input_parts(env_spaces.observation, env_spaces.action, self._spec.has_mask)
         self.network = actor.torch_network()
         if self._spec.normalize_obs:
             for name in ("obs_mean", "obs_scale"):
@@ -112,12 +133,15 @@ class ExportedModule(nn.Module):
             self.register_buffer("start", torch.as_tensor(np.asarray(start)))
         self.requires_grad_(False).eval()
 
-    def forward(self, *observation: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        observation = inputs[:-1] if self._spec.has_mask else inputs
         flat = [part.flatten(batch) for part, batch in zip(self._parts, observation, strict=True)]
         x = torch.cat(flat, dim=1)
         if self._spec.normalize_obs:
             x = ((x - self.obs_mean) * self.obs_scale).clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
         output = self.network(x)
+        if self._spec.has_mask:
+            output = masked_logits(output, inputs[-1])
         if self._spec.categories:
             return self._choose(output), output
         if self._spec.low:
@@ -133,8 +157,8 @@ class ExportedModule(nn.Module):
 
     def example(self) -> tuple[Tensor, ...]:
         """Return a valid batch of two observations, for tracing: zeros, or the first choices of discrete parts."""
-        first = [np.asarray(getattr(part.space, "start", 0), part.dtype) for part in self._parts]
+        first = [np.asarray(getattr(part.space, "start", 0), part.dtype) for part in self._inputs]
         return tuple(
             torch.from_numpy(np.broadcast_to(value, (2, *part.shape)).copy())
-            for value, part in zip(first, self._parts, strict=True)
+            for value, part in zip(first, self._inputs, strict=True)
         )

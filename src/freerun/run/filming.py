@@ -54,7 +54,7 @@ class Camera:
         drawing = _drawing_env(factory, view)
         self._fps = int(drawing.env.metadata.get("render_fps") or DEFAULT_FPS)
         self._filmed = _FilmedEnv(drawing.env, self)
-        self.env = EnvAdapter(self._filmed, factory.policy_group_only)
+        self.env = EnvAdapter(self._filmed, factory.policy_group_only, mask_source=factory.mask_source)
         self._folder = folder
         self._ffmpeg = find_ffmpeg()
         self._film: Film | None = None

@@ -115,6 +115,10 @@ def _check_spaces(learned: Learned, spaces: EnvSpaces, algorithm: Algorithm, whe
             same = their_space == our_space if name == "actions" else _structure(their_space) == _structure(our_space)
             if not same:
                 raise UserError(f"{where} is for {name} in {their_space}, and this environment's are in {our_space}")
+    their_mask, our_mask = (bool(one.get("has_mask")) for one in (theirs, ours))
+    if their_mask != our_mask:
+        has, lacks = ("that run's", "this one") if their_mask else ("this run's", "that one")
+        raise UserError(f"{where} cannot be used: {has} environment has action masks, and {lacks} has none")
     for name in ("obs_size", "categories", "gaussian_size", "low", "high"):
         if name in ours and _plain(theirs.get(name)) != _plain(ours[name]):
             raise UserError(

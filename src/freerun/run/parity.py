@@ -10,10 +10,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from freerun.adapters.action_masks import MaskReader, MaskSource
 from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
 from freerun.collecting.rollouts.evaluation_episodes import play
 from freerun.core import HeldOutSeed, Purpose
 from freerun.run.export_formats import PolicyOutputs, RunPolicy
+from freerun.run.exported_module import MaskedObservation
 from freerun.run.trained_policy import TrainedPolicy
 
 TOLERANCE = 1e-5
@@ -21,6 +23,7 @@ TOLERANCE = 1e-5
 FULL_SCALE = 1e6
 """Limits of observations beyond this are no scale to draw from: many environments have the largest float there."""
 Observations = list[Any]
+"""As the environment gives them; each a `MaskedObservation` where the policy was trained with masks."""
 
 
 @dataclass(frozen=True)
@@ -80,30 +83,48 @@ class _ObservationRecorder(gymnasium.ObservationWrapper[Any, Any, Any]):
         return observation
 
 
-def record(env: gymnasium.Env[Any, Any], policy: TrainedPolicy, seed: int, number: int) -> Observations:
+def record(
+    env: gymnasium.Env[Any, Any], policy: TrainedPolicy, seed: int, number: int, mask_source: MaskSource | None
+) -> Observations:
     """Play episodes that no training has seen, and return their observations. The environment is closed."""
     # The time limit is for environments whose episodes never end.
     recorder = _ObservationRecorder(gymnasium.wrappers.TimeLimit(env, number))
-    envs = SerialEnvs([EnvAdapter(recorder, policy_group_only=True)])
+    envs = SerialEnvs([EnvAdapter(recorder, policy_group_only=True, mask_source=mask_source)])
+    found: Observations = []
     try:
-        for _ in play(envs, policy.actor, HeldOutSeed(seed, Purpose.EVALUATION), number):
-            if len(recorder.found) >= number:
+        for segment in play(envs, policy.actor, HeldOutSeed(seed, Purpose.EVALUATION), number):
+            played, recorder.found = [policy.seen_part(obs) for obs in recorder.found], []
+            if policy.has_mask:
+                # Rows end with the masks. The last observation is left out: no action follows, so it may have none.
+                masks = segment.obs[:, 0, -policy.actor.head_size :] != 0
+                played = [MaskedObservation(*pair) for pair in zip(played, masks, strict=False)]
+            found += played
+            if len(found) >= number:
                 break
     finally:
         envs.close()
-    return [policy.visible(obs) for obs in recorder.found[:number]]
+    return found[:number]
 
 
 def draw(policy: TrainedPolicy, seed: int, number: int) -> Observations:
     """Draw observations where there is no environment to play: as the normaliser has seen them, or from their space."""
     rng = np.random.default_rng(seed)
+    found = _draw_observations(policy, rng, number)
+    if not policy.has_mask:
+        return found
+    masks = rng.random((number, policy.actor.head_size)) < 0.5
+    masks[:, MaskReader(policy.action_space).first_choices] = True  # each must allow something
+    return [MaskedObservation(*pair) for pair in zip(found, masks, strict=True)]
+
+
+def _draw_observations(policy: TrainedPolicy, rng: np.random.Generator, number: int) -> Observations:
     space, arrays = policy.observation_space, policy.actor.arrays
     if "obs_mean" in arrays and isinstance(space, spaces.Box):
         # obs_scale is one over the standard deviation.
         rows = arrays["obs_mean"] + rng.standard_normal((number, len(arrays["obs_mean"]))) / arrays["obs_scale"]
         return list(rows.reshape(number, *space.shape).astype(space.dtype))
     space = copy.deepcopy(space)
-    space.seed(seed)
+    space.seed(int(rng.integers(2**31)))
     return [_draw(space, rng) for _ in range(number)]
 
 

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from freerun.adapters.space_adapter import POLICY_GROUP, SpaceAdapter, has_groups, policy_part
+from freerun.adapters.action_masks import MASK_KEY, MaskReader
+from freerun.adapters.space_adapter import (
+    POLICY_GROUP,
+    SpaceAdapter,
+    has_groups,
+    names_without_mask,
+    policy_part,
+    without_mask,
+)
 from freerun.core import Array, EnvSpaces, FloatArray, Policy, UserError
 
 if TYPE_CHECKING:
@@ -36,8 +44,11 @@ class TrainedPolicy:
     def __init__(self, actor: Policy, env_spaces: EnvSpaces, settings: Settings, seed: int | None = None):
         self.actor = actor
         """The policy as workers use it. It takes flat observations, and its actions are not clipped yet."""
-        self._has_groups = has_groups(env_spaces.observation)
-        self.observation_space, self.action_space = policy_part(env_spaces.observation), env_spaces.action
+        self.has_mask = bool(actor.describe().get("has_mask", False))
+        """True if `predict` must be told which actions are allowed."""
+        self._names = names_without_mask(env_spaces.observation) if self.has_mask else ()
+        self.observation_space, self.action_space = policy_part(env_spaces, self.has_mask), env_spaces.action
+        self._has_groups = has_groups(without_mask(env_spaces.observation) if self.has_mask else env_spaces.observation)
         self.settings = settings
         self._rng = np.random.default_rng(seed)
 
@@ -50,12 +61,13 @@ class TrainedPolicy:
         """All weights and normaliser statistics in one flat array."""
         return self.actor.weights
 
-    def predict(self, obs: Any, deterministic: bool = True) -> Any:
+    def predict(self, obs: Any, deterministic: bool = True, action_mask: Any = None) -> Any:
         """Return the action for one observation, or the actions for a batch, which has one more axis in front.
 
-        With `deterministic=False`, actions are sampled as in training.
+        With `deterministic=False`, actions are sampled as in training. A policy that was trained with masks needs the
+        `action_mask` of each observation, unless the observation itself contains it.
         """
-        rows, is_batch = self._read(obs)
+        rows, is_batch = self._read(obs, action_mask)
         noise = None if deterministic else self.actor.draw(self._rng, len(rows))
         actions: Any = self.actor.act(rows, noise).action if len(rows) else ()
         convert = self._adapter.convert_action
@@ -74,28 +86,32 @@ class TrainedPolicy:
         """True if actions are discrete choices."""
         return not isinstance(self.action_space, spaces.Box)
 
-    def logits(self, obs: Any) -> FloatArray:
+    def logits(self, obs: Any, action_mask: Any = None) -> FloatArray:
         """Return a number per choice, of which the largest is the choice that `predict` makes.
 
         The choices of several discrete actions stand one after another.
         """
         if not self.has_logits:
             raise UserError(f"actions of {self.action_space} are no choices, so they have no logits: use predict()")
-        rows, is_batch = self._read(obs)
+        rows, is_batch = self._read(obs, action_mask)
         logits = self.actor.act(rows, None).head
         return logits if is_batch else logits[0]
-
-    def visible(self, obs: Any) -> Any:
-        """What the policy sees of an observation or a batch: all of it, except what only the value function sees."""
-        return _policy_group(obs) if self._has_groups else obs
 
     def act(self, *_: object, **__: object) -> NoReturn:
         raise UserError("a trained policy has no act(): call policy.predict(obs), with one observation or a batch")
 
-    def _read(self, obs: Any) -> tuple[Array, bool]:
+    def seen_part(self, obs: Any) -> Any:
+        """Return what the policy sees of an observation of its environment, or of a batch of them."""
+        if self._names:
+            obs, _ = _split_mask(obs, None, self._names)
+        return _policy_group(obs) if self._has_groups else obs
+
+    def _read(self, obs: Any, action_mask: Any) -> tuple[Array, bool]:
         """Return the observations as rows for the actor, and whether they were a batch."""
         adapter, space = self._adapter, self.observation_space
-        obs = self.visible(obs)
+        if self._names:
+            _, action_mask = _split_mask(obs, action_mask, self._names)
+        obs = self.seen_part(obs)
         shape = adapter.spec.observation_space.shape
         try:
             if isinstance(space, spaces.Box):  # the usual case, without a loop over the rows of a batch
@@ -115,7 +131,38 @@ class TrainedPolicy:
                 f"the policy takes an observation of {space}, or a batch of them with one more axis in front; "
                 f"this is neither: {reason}"
             ) from None
-        return rows, is_batch
+        return self._with_mask(rows, is_batch, action_mask), is_batch
+
+    def _with_mask(self, rows: Array, is_batch: bool, action_mask: Any) -> Array:
+        """Append to each row its mask, as training does."""
+        if not self.has_mask:
+            if action_mask is not None:
+                raise UserError("this policy was trained without action masks: leave action_mask out")
+            return rows
+        if action_mask is None:
+            raise UserError(f"this policy was trained with action masks: give predict(obs, {MASK_KEY}=...)")
+        reader = MaskReader(self._adapter.spec.action_space)
+        try:
+            masks = [reader.read(mask) for mask in (action_mask if is_batch else [action_mask])]
+            if len(masks) != len(rows):
+                raise ValueError(f"there are {len(masks)} masks for {len(rows)} observations")
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{MASK_KEY} cannot be used: {error}") from None
+        if not all(map(reader.allows_something, masks)):
+            raise UserError(f"{MASK_KEY} forbids every action: allow at least one")
+        masked = np.array(masks, rows.dtype).reshape(len(rows), reader.size)
+        return np.concatenate([rows.reshape(len(rows), -1), masked], axis=1)
+
+
+def _split_mask(obs: Any, mask: Any, names: Sequence[str]) -> tuple[Any, Any]:
+    """Take the masks out of an observation or of a batch, if they are there. `names` are its other parts."""
+    if isinstance(obs, list | tuple) and obs and all(isinstance(one, Mapping) and MASK_KEY in one for one in obs):
+        pairs = [_split_mask(one, None, names) for one in obs]
+        return [part for part, _ in pairs], [found for _, found in pairs] if mask is None else mask
+    if not isinstance(obs, Mapping) or MASK_KEY not in obs:
+        return obs, mask
+    rest = obs[names[0]] if len(names) == 1 else {name: obs[name] for name in names}
+    return rest, obs[MASK_KEY] if mask is None else mask
 
 
 def _policy_group(obs: Any) -> Any:

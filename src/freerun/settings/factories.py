@@ -70,7 +70,8 @@ def make_tensors(config: AnyConfig, num_envs: int, num_shares: int, seed: int) -
     env_args: dict[str, Any] = dict(config.env_args)
     if is_isaac_task(config.env):
         env_args["headless"] = config.headless
-    return TensorEnvs(config.env, num_envs, num_shares, config.device, seed, env_args, _policy_group_only(config))
+    unused = _policy_group_only(config), _ignores_masks(config)
+    return TensorEnvs(config.env, num_envs, num_shares, config.device, seed, env_args, *unused)
 
 
 def make_factory(config: AnyConfig) -> GymnasiumFactory:
@@ -82,14 +83,18 @@ def _policy_group_only(config: AnyConfig) -> bool:
     return not find_algorithm(config.algo).traits.has_critic_group
 
 
-def env_recipe(config: AnyConfig) -> tuple[EnvName, dict[str, Any], int | None, bool]:
+def _ignores_masks(config: AnyConfig) -> bool:
+    return not find_algorithm(config.algo).traits.has_action_mask
+
+
+def env_recipe(config: AnyConfig) -> tuple[EnvName, dict[str, Any], int | None, bool, bool]:
     """Return what the environments of a run are made of: the arguments of a `GymnasiumFactory`."""
     if is_only_tensors(config.env):
         raise UserError(
             f"{config.env} is stepped as tensors, never alone: leave out --eval-every, and use freerun eval afterwards"
         )
     env, env_args = config.env_settings.recipe(config.env, config.env_args)
-    return env, env_args, config.max_episode_steps, _policy_group_only(config)
+    return env, env_args, config.max_episode_steps, _policy_group_only(config), _ignores_masks(config)
 
 
 def make_algorithm(
@@ -147,6 +152,12 @@ def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorith
         found.append(
             f'the "critic" observations are not used: the value function of --algo {config.algo} sees what the policy '
             f"sees (--algo {' or '.join(able)} uses them)"
+        )
+    if factory.hides_masks:
+        able = [name for name, entry in ALGORITHMS.items() if entry.traits.has_action_mask]
+        found.append(
+            f"the environment's action masks are not used: masks are for discrete actions, with --algo "
+            f"{' or '.join(able)}"
         )
     named: dict[str, Any] = {"environment": config.env, "algorithm": config.algo, "mode": config.mode}
     named |= {what: getattr(config.algorithm, what) for what in traits.code_settings}

@@ -433,7 +433,8 @@ def test_a_fault_is_found_and_the_advice_names_the_remedy(
 def test_a_good_environment_is_all_good(env: str | EnvClass, env_args: Mapping[str, Any]) -> None:
     findings = check(env, env_args)
     assert [finding for finding in findings if finding.level != "ok"] == []
-    assert [finding.topic for finding in findings] == [*check_topics.TOPICS, *check_topics.STEP_TOPICS]
+    topics = [topic for topic in (*check_topics.TOPICS, *check_topics.STEP_TOPICS) if topic != "masks"]  # it has none
+    assert [finding.topic for finding in findings] == topics
 
 
 def test_one_fault_does_not_hide_the_other_topics() -> None:
@@ -527,3 +528,38 @@ def test_the_command_exits_with_0_when_good_and_1_when_not(capsys: pytest.Captur
     assert main.main(["check-env", f"{__name__}:NeverEnds", "--episodes", "1"]) == 1
     assert "--max-episode-steps" in capsys.readouterr().out
     assert main.main(["check-env", f"{__name__}:NoChance"]) == 0, "a warning is good"
+
+
+# ---------------------------------------------------------------------------------------------- masks
+
+
+@pytest.mark.parametrize(
+    ("env", "env_args", "source"),
+    [
+        ("toy_envs:Masked", {}, 'the key "action_mask" of its info'),
+        ("toy_envs:Masked", {"kind": "multidiscrete", "masks": "observation"}, "of its observations"),
+        ("toy_envs:MaskedByMethod", {}, "its method action_masks()"),
+    ],
+)
+def test_masks_are_found_and_random_actions_keep_to_them(env: str, env_args: dict[str, Any], source: str) -> None:
+    findings = {finding.topic: finding for finding in check(env, env_args)}
+    assert source in findings["masks"].found
+    assert "choices are allowed on average, at least" in findings["masks"].found
+    assert all(finding.good for finding in findings.values())
+
+
+def test_a_mask_that_allows_nothing_is_a_problem() -> None:
+    findings = {finding.topic: finding for finding in check("toy_envs:Masked", {"all_false_at": 2})}
+    assert "forbids every action after 2 steps of the episode with seed" in findings["errors"].found
+
+
+class HiddenMask(Walk):
+    """Its code does not name the key of the mask."""
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:-1], {"action" + "_" + "mask"[:]: np.ones(2)}
+
+
+def test_a_mask_that_training_does_not_find_is_a_warning() -> None:
+    finding = next(finding for finding in check(HiddenMask, {}) if finding.topic == "masks")
+    assert (finding.level, finding.advice) == ("warning", "give the environment a method action_masks()")

@@ -23,6 +23,9 @@ SMALLEST_EXPONENTIAL = np.float32(1e-30)
 """Exponential noise is raised to this, because the logarithm of 0 is not finite."""
 TANH_MARGIN = np.float32(1e-6)
 """Squashed actions are kept this far from -1 and 1, because atanh is infinite there."""
+MASKED_LOGIT = -1e8
+"""The logit of a choice that is not allowed. Its probability is then exactly 0 in float32, while p * log p is finite,
+which it would not be with -inf."""
 
 SingleForward = Callable[[Array, FloatArray], Any]
 """(observation, output to fill) -> what `ActionHead.prepare` makes of it: a forward pass for one observation."""
@@ -68,6 +71,11 @@ def with_preparation(forward: SingleForward, head: ActionHead) -> SingleForward:
         return prepare(output)
 
     return forward_and_prepare
+
+
+def mask_logits(logits: FloatArray, rows: Array) -> None:
+    """Rule out the choices that the masks at the end of these observations do not allow, in place."""
+    np.putmask(logits, rows[..., -logits.shape[-1] :] == 0, MASKED_LOGIT)
 
 
 class Categorical:

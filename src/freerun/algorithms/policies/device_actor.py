@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from freerun.algorithms.policies.action_heads import SMALLEST_EXPONENTIAL
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, ActorSpec, named_views
-from freerun.algorithms.policies.networks import categorical_log_prob, gaussian_log_prob, mlp, squashed_sample
+from freerun.algorithms.policies.networks import (
+    categorical_log_prob,
+    gaussian_log_prob,
+    masked_logits,
+    mlp,
+    squashed_sample,
+)
 from freerun.core import FloatArray
 
 
@@ -52,13 +58,14 @@ class DeviceActor:
     @torch.no_grad()
     def act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         num_rows, spec = len(obs), self.spec
-        obs = obs.reshape(num_rows, -1)[:, : spec.obs_size].float()
+        rows = obs.reshape(num_rows, -1)
+        obs = rows[:, : spec.obs_size].float()
         if spec.normalize_obs:
             obs = (obs - self._views["obs_mean"]) * self._views["obs_scale"]
             obs = obs.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
         output: Tensor = self._network(obs)
         if spec.categories:
-            return self._sample_categories(output)
+            return self._sample_categories(masked_logits(output, rows) if spec.has_mask else output)
         noise = torch.randn((num_rows, spec.gaussian_size), generator=self.generator, device=self._device)
         if spec.noise_range:
             lowest, highest = spec.noise_range

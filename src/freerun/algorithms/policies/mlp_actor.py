@@ -21,6 +21,7 @@ from freerun.algorithms.policies.action_heads import (
     SingleAct,
     SingleForward,
     SquashedGaussian,
+    mask_logits,
     with_preparation,
 )
 from freerun.algorithms.policies.output_cache import OutputCache
@@ -61,6 +62,8 @@ class ActorSpec:
     critic_obs_size: int = 0
     """How many numbers stand behind those that the policy sees in an observation: the critic's group of an
     `EnvSpec.obs_groups`. The policy also takes observations without them."""
+    has_mask: bool = False
+    """Whether the last numbers of an observation, one per choice, say which choices are allowed."""
 
     def __post_init__(self) -> None:
         require_positive(self, "hidden_sizes")
@@ -91,7 +94,6 @@ class ActorSpec:
         else:
             gaussian_size = math.prod(space.shape)
         obs_size = math.prod(env.policy_space.shape)
-        critic_obs_size = 0 if env.obs_groups is None else math.prod(env.critic_space.shape)
         return cls(
             obs_size,
             hidden_sizes,
@@ -99,7 +101,8 @@ class ActorSpec:
             categories,
             gaussian_size,
             normalize_obs,
-            critic_obs_size=critic_obs_size,
+            critic_obs_size=math.prod(env.critic_space.shape) if env.has_critic_group else 0,
+            has_mask=env.has_mask,
         )
 
     @classmethod
@@ -114,6 +117,11 @@ class ActorSpec:
         """True if a policy of this shape takes the observations of an environment and chooses its actions."""
         wanted = self.of(env, self.hidden_sizes, self.activation)
         return all(getattr(wanted, name) == getattr(self, name) for name in SIZES)
+
+    @property
+    def has_more_than_policy_sees(self) -> bool:
+        """True if numbers stand in an observation behind those that the policy sees."""
+        return bool(self.critic_obs_size) or self.has_mask
 
     @property
     def output_size(self) -> int:
@@ -268,7 +276,9 @@ class MLPActor:
                 self._forward_single(obs[row], output[row])
         else:
             rows = obs.reshape(num_rows, -1)
-            output = self._forward(rows[:, : self.spec.obs_size] if self.spec.critic_obs_size else rows)
+            output = self._forward(rows[:, : self.spec.obs_size] if self.spec.has_more_than_policy_sees else rows)
+            if self.spec.has_mask:
+                mask_logits(output, rows)
         return self._head.decide(output, noise)
 
     def single(self) -> SingleAct:
@@ -286,9 +296,11 @@ class MLPActor:
         dots = [augmented.dot for augmented in self._augmented]
         hidden = tuple(zip(dots[:-1], inputs[:-1], outputs, strict=True))
         last_dot, last_input = dots[-1], inputs[-1]
-        seen = slice(self.spec.obs_size) if self.spec.critic_obs_size else None
+        seen = slice(self.spec.obs_size) if self.spec.has_more_than_policy_sees else None
+        has_mask = self.spec.has_mask
 
         def forward_single(obs: Array, output: FloatArray) -> None:
+            row = obs
             if seen is not None:
                 obs = obs.reshape(-1)[seen]
             obs_input[...] = obs if obs.ndim == 1 else obs.reshape(-1)
@@ -298,6 +310,8 @@ class MLPActor:
                 dot(layer_input, layer_output)
                 activate(layer_output, out=layer_output)
             last_dot(last_input, output)
+            if has_mask:
+                mask_logits(output, row)
 
         return forward_single
 

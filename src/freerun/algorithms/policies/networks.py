@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI, LOG_STD_LIMITS
+from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI, LOG_STD_LIMITS, MASKED_LOGIT
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, Activation, ActorSpec
 from freerun.core import FloatArray, Policy
 
@@ -114,7 +114,7 @@ class StackedMLP(nn.Module):
 class ActorCritic(nn.Module):
     """A policy and a value function without shared layers, behind one observation normaliser.
 
-    Where an observation consists of two groups, each of them sees its own.
+    Where an observation consists of several groups, each of them sees its own, and none the mask.
     """
 
     obs_mean: Tensor
@@ -132,7 +132,9 @@ class ActorCritic(nn.Module):
             self.actor, self.critic = own_networks
         if spec.gaussian_size:
             self.log_std = nn.Parameter(torch.zeros(spec.gaussian_size))
-        self.row_size = spec.obs_size + spec.critic_obs_size
+        self.row_size = spec.obs_size + spec.critic_obs_size + (spec.output_size if spec.has_mask else 0)
+        first = spec.obs_size if spec.critic_obs_size else 0
+        self.seen_by_critic = slice(first, first + (spec.critic_obs_size or spec.obs_size))
         self.register_buffer("obs_mean", torch.zeros(self.row_size))
         self.register_buffer("obs_scale", torch.ones(self.row_size))
 
@@ -144,11 +146,14 @@ class ActorCritic(nn.Module):
 
     def head(self, normalized_obs: Tensor) -> Tensor:
         """The policy's output, such as logits, for whole observations [N, row_size]."""
-        return self.actor(normalized_obs[:, : self.spec.obs_size] if self.spec.critic_obs_size else normalized_obs)  # type: ignore[no-any-return]
+        has_more = self.spec.has_more_than_policy_sees
+        output: Tensor = self.actor(normalized_obs[:, : self.spec.obs_size] if has_more else normalized_obs)
+        return masked_logits(output, normalized_obs) if self.spec.has_mask else output
 
     def value(self, normalized_obs: Tensor) -> Tensor:
         """V(s) [N] for whole observations [N, row_size]."""
-        seen = normalized_obs[:, self.spec.obs_size :] if self.spec.critic_obs_size else normalized_obs
+        has_more = self.spec.has_more_than_policy_sees
+        seen = normalized_obs[:, self.seen_by_critic] if has_more else normalized_obs
         return self.critic(seen).squeeze(-1)  # type: ignore[no-any-return]
 
     def log_prob(self, head: Tensor, action: Tensor) -> Tensor:
@@ -169,6 +174,14 @@ class ActorCritic(nn.Module):
         if self.spec.gaussian_size:
             arrays["log_std"] = self.log_std
         policy.load(torch.cat([arrays[name].detach().reshape(-1) for name in policy.arrays]).cpu().numpy())
+
+
+def masked_logits(logits: Tensor, rows: Tensor) -> Tensor:
+    """The logits without the choices that the masks at the end of these observations do not allow.
+
+    What is ruled out has probability 0 and no part in the entropy, and no gradient flows to it (Huang and Ontañón 2022,
+    "A closer look at invalid action masking")."""
+    return torch.where(rows[:, -logits.shape[1] :] == 0, MASKED_LOGIT, logits)
 
 
 def categorical_log_prob(logits: Tensor, categories: Sequence[int], action: Tensor) -> Tensor:

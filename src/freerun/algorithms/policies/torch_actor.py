@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from freerun.algorithms.policies.action_heads import Gaussian, SingleAct
+from freerun.algorithms.policies.action_heads import Gaussian, SingleAct, mask_logits
 from freerun.algorithms.policies.device_actor import DeviceActor
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, ActorSpec, flat_size, named_views
 from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, import_callable
@@ -147,5 +147,7 @@ class TorchActor:
         with torch.no_grad():
             # One row at a time gives the same bits however many environments share the call.
             parts = torch.split(flat, 1 if self._batch_invariant else len(flat))
-            output = torch.cat([self._network(part) for part in parts])
-        return self._head.decide(output.numpy(), noise)
+            output = torch.cat([self._network(part) for part in parts]).numpy()
+        if self.spec.has_mask:
+            mask_logits(output, obs.reshape(len(obs), -1))
+        return self._head.decide(output, noise)

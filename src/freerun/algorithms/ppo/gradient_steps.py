@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from freerun.algorithms.learners.shared_update import average_over_learners_
-from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI
+from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI, mask_logits
 from freerun.algorithms.policies.networks import ActorCritic, step_if_finite
 from freerun.algorithms.policies.numpy_mlp import FlatAdam, NumpyMLP, layers_of
 from freerun.algorithms.ppo.objective import ADVANTAGE_EPSILON, PPOLosses, ppo_losses
@@ -101,7 +101,7 @@ class FastSteps:
         self._group = group
         self._num_bad_gradients = num_bad
         self._actor, self._critic = (NumpyMLP(layers_of(part), net.spec.activation) for part in (net.actor, net.critic))
-        self._spec = net.spec
+        self._spec, self._seen_by_critic = net.spec, net.seen_by_critic
         self._head: GradientHead
         if net.spec.gaussian_size:
             assert net.log_std.grad is not None
@@ -122,9 +122,13 @@ class FastSteps:
         *columns, old_value = self._columns
         obs, action, proximal, weight, advantage, target = (column.take(picked, axis=0) for column in columns)
         seen_by_actor, seen_by_critic = obs, obs
-        if self._spec.critic_obs_size:
-            seen_by_actor, seen_by_critic = obs[:, : self._spec.obs_size], obs[:, self._spec.obs_size :]
-        log_ratio: FloatArray = self._head.log_prob(self._actor.forward(seen_by_actor), action) - proximal
+        if self._spec.has_more_than_policy_sees:
+            seen_by_actor, seen_by_critic = obs[:, : self._spec.obs_size], obs[:, self._seen_by_critic]
+        output = self._actor.forward(seen_by_actor)
+        if self._spec.has_mask:
+            # A choice that is ruled out has probability 0, by which `CategoricalGradient` multiplies its gradient.
+            mask_logits(output, obs)
+        log_ratio: FloatArray = self._head.log_prob(output, action) - proximal
 
         # Advantage normalisation: (A - mean(A)) / (std(A) + eps), over the whole minibatch
         of_all = advantage if advantage_of_all is None else advantage_of_all.numpy()

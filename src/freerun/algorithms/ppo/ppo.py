@@ -85,6 +85,7 @@ class PPO:
         has_acceleration=True,
         has_network=True,
         has_critic_group=True,
+        has_action_mask=True,
         code_settings=("network",),
         minibatch_setting="minibatch_size",
         update_ratio_setting="num_epochs",
@@ -142,7 +143,7 @@ class PPO:
         """The networks that learn, and the policy that travels to the workers."""
         config, network = self.config, self.config.network
         hidden_sizes = config.hidden_sizes if network is None else ()
-        groups = env.obs_groups or (env.observation_space,)
+        groups = (env.observation_space,) if env.obs_groups is None else env.obs_groups.present
         self._is_normalized = torch.from_numpy(np.concatenate([needs_normalizing(group) for group in groups]))
         normalize_obs = bool(config.normalize_obs and self._is_normalized.any())
         spec = ActorSpec.of(env, hidden_sizes, config.activation, normalize_obs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from typing import Any
@@ -13,6 +14,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from freerun.adapters.action_masks import RandomAllowedActions
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import EnvFailure, UserError
 from freerun.tools.bench.load_meter import LoadMeter, own_megabytes, own_seconds
@@ -83,12 +85,15 @@ def _step_forever(factory: GymnasiumFactory, shared: Any, worker: int) -> None:
     env: gymnasium.Env[Any, Any] = factory.make_one().env
     env.action_space.seed(worker)
     # An endless cycle without a branch in the loop below, which is what the limit measures.
-    actions = itertools.cycle([env.action_space.sample() for _ in range(NUM_ACTIONS)])
+    draw: Callable[[], Any] = itertools.cycle([env.action_space.sample() for _ in range(NUM_ACTIONS)]).__next__
+    if factory.mask_source is not None:  # then an action must be drawn at each step
+        env = masked = RandomAllowedActions(env, factory.mask_source)
+        draw = functools.partial(masked.draw, env.action_space)
     for episode in itertools.count():
         env.reset(seed=worker + 1_000_003 * episode)  # a prime, so that no two workers share a seed
         ended = False
         while not ended:
-            _, _, terminated, truncated, _ = env.step(next(actions))
+            _, _, terminated, truncated, _ = env.step(draw())
             ended = terminated or truncated
             counts[0] += 1
         counts[1] += 1

@@ -14,6 +14,13 @@ import cloudpickle
 import numpy as np
 from gymnasium import spaces
 
+from freerun.adapters.action_masks import (
+    MASK_KEY,
+    MASK_METHOD,
+    RandomAllowedActions,
+    has_choices,
+    usable_mask_source,
+)
 from freerun.adapters.env_adapter import EnvAdapter
 from freerun.adapters.gymnasium_envs import EnvName, make
 from freerun.adapters.images import IMAGE_ADVICE, image_shape, images_go_raw
@@ -62,15 +69,24 @@ class CheckedEnv:
         started = time.perf_counter()
         self.env = self.build()
         self.construct_seconds = time.perf_counter() - started
+        self.mask_source = usable_mask_source(self.env)
+        masked = None if self.mask_source is None else RandomAllowedActions(self.env, self.mask_source)
+        self.player: Env = masked or self.env
+        """The environment, for random actions that it allows."""
+        self.num_allowed = [] if masked is None else masked.num_allowed
+        """How many choices the masks allowed at each step."""
         self.max_seconds = num_episodes * SECONDS_PER_EPISODE
         deadline = time.perf_counter() + self.max_seconds
         self.episodes: list[RecordedEpisode] = []
         for seed in (episode_seed(0, number) for number in range(num_episodes)):
             seconds_left = deadline - time.perf_counter()
             if seconds_left > 0:  # the first episode may have used up the time of all
-                self.episodes.append(record(self.env, seed, random_actions(self.env, seed), MAX_STEPS, seconds_left))
+                self.episodes.append(self._record(seed, seconds_left))
         self.first = next((episode for episode in self.episodes if episode.num_steps), self.episodes[0])
         self.ended = [episode for episode in self.episodes if episode.ended]
+
+    def _record(self, seed: int, seconds: float) -> RecordedEpisode:
+        return record(self.player, seed, random_actions(self.player, seed), MAX_STEPS, seconds)
 
     def build(self) -> Env:
         """Make another environment, which `close` closes."""
@@ -106,7 +122,7 @@ def check_spaces(checked: CheckedEnv) -> Iterator[Verdict]:
         return  # `check_errors` reports it
     try:
         # The adapter of training decides what is supported, so that this check cannot disagree with it.
-        read = EnvAdapter(env).observation_space
+        read = EnvAdapter(env, mask_source=checked.mask_source).observation_space
     except UserError as error:
         found, _, advice = str(error).rpartition(": ")  # messages of freerun end with what to do
         yield "problem", found, advice
@@ -122,6 +138,21 @@ def check_spaces(checked: CheckedEnv) -> Iterator[Verdict]:
     yield from checked.faults("spaces")
     note = "" if read == env.observation_space else f", converted to {_describe(read)}"
     yield "ok", f"observations {_describe(env.observation_space)}{note}; actions {_describe(env.action_space)}", ""
+
+
+def check_masks(checked: CheckedEnv) -> Iterator[Verdict]:
+    """Report where masks of actions were found. Those that cannot be read end an episode, which `check_errors` says."""
+    source, num_allowed = checked.mask_source, checked.num_allowed
+    if source is not None:
+        share = f": {np.mean(num_allowed):.1f} choices are allowed on average, at least {min(num_allowed)}"
+        yield "ok", f"from {source.value}{share if num_allowed else ''}", ""
+        return
+    if any(MASK_KEY in episode.last_info for episode in checked.episodes):
+        where = f'info has an "{MASK_KEY}"'
+        if has_choices(checked.env.action_space):
+            yield "warning", f"{where} that training does not find", f"give the environment a method {MASK_METHOD}()"
+        else:
+            yield "warning", f"{where}, but only discrete actions can have masks", "leave it out: it is not used"
 
 
 def _describe(space: spaces.Space[Any]) -> str:
@@ -166,7 +197,7 @@ def check_seeding(checked: CheckedEnv) -> Iterator[Verdict]:
         yield "problem", f"{found}: {differs}", SEED
     elif differs := difference(first, replay(checked.env, first)):
         yield "problem", f"an episode depends on those before it: {differs}", "set everything anew in reset()"
-    elif differs := difference(first, replay_interleaved(checked.env, other_seed, second, first)):
+    elif differs := difference(first, replay_interleaved(checked.player, other_seed, second, first)):
         found = f"two environments in one process disturb each other: {differs}"
         yield "problem", found, "keep state in self, not in the class or the module"
     elif difference(first, replay(checked.env, first, other_seed)) is None:
@@ -332,6 +363,7 @@ def _duration(seconds: float) -> str:
 Topic = Callable[[CheckedEnv], Iterable[Verdict]]
 TOPICS: dict[str, Topic] = {
     "spaces": check_spaces,
+    "masks": check_masks,
     "errors": check_errors,
     "interface": check_interface,
     "values": check_values,

@@ -22,6 +22,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from freerun.adapters.action_masks import RandomAllowedActions
 from freerun.core import EnvFailure, UserError
 
 Env = gymnasium.Env[Any, Any]
@@ -144,12 +145,12 @@ def raising(doing: str) -> Iterator[None]:
 
 
 def random_actions(env: Env, seed: int) -> Iterator[object]:
-    """Yield random actions without end."""
+    """Yield random actions without end; where the environment has masks, such as it allows."""
     with raising("action_space.sample()"):
         space = copy.deepcopy(env.action_space)  # a copy, because the environment may draw from its own space
         space.seed(seed)
         while True:
-            yield space.sample()
+            yield env.draw(space) if isinstance(env, RandomAllowedActions) else space.sample()
 
 
 def play(env: Env, episode: RecordedEpisode, actions: Iterable[object], global_seed: int = 0) -> Iterator[None]:
@@ -202,7 +203,7 @@ def record(
         for _ in play(env, episode, actions, global_seed):
             if episode.num_steps >= max_steps or time.perf_counter() > deadline:
                 break
-    except EnvFailure as failure:
+    except (EnvFailure, UserError) as failure:
         episode.failure = str(failure)
     return episode
 
@@ -217,7 +218,9 @@ def replay_interleaved(other: Env, other_seed: int, env: Env, episode: RecordedE
     """Play the same actions again, in turn with another environment, which shows whether the two share state."""
     again, actions = RecordedEpisode(episode.seed), episode.actions[: min(episode.num_steps, REPLAY_STEPS)]
     deadline = time.perf_counter() + 2 * REPLAY_SECONDS  # twice the time for two environments
-    for _ in zip(play(env, again, actions), play(other, RecordedEpisode(other_seed), actions), strict=False):
+    has_masks = isinstance(other, RandomAllowedActions)  # then its own episode allows other actions
+    other_actions = random_actions(other, other_seed) if has_masks else iter(actions)
+    for _ in zip(play(env, again, actions), play(other, RecordedEpisode(other_seed), other_actions), strict=False):
         if time.perf_counter() > deadline:
             break
     return again

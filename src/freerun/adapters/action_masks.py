@@ -1,0 +1,180 @@
+"""Where an environment says which of its discrete actions are allowed now, and how that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from types import CodeType, FunctionType
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from freerun.core import UserError, mask_space
+
+Env = gymnasium.Env[Any, Any]
+Mask = NDArray[np.bool_]
+MASK_KEY = "action_mask"
+"""The name of the mask in an info or in a Dict observation, as in Gymnasium's Taxi and in PettingZoo."""
+MASK_METHOD = "action_masks"
+"""The method that returns the mask, as in sb3-contrib."""
+
+
+class MaskSource(Enum):
+    """Where an environment has its masks. Where it has them twice, the first of these counts."""
+
+    OBSERVATION = f'the key "{MASK_KEY}" of its observations'
+    METHOD = f"its method {MASK_METHOD}()"
+    INFO = f'the key "{MASK_KEY}" of its info'
+
+
+def find_mask_source(env: Env) -> MaskSource | None:
+    """Find out whether an environment has masks. It is reset once if its code names the key of an info."""
+    space = getattr(env, "observation_space", None)
+    if isinstance(space, spaces.Dict) and MASK_KEY in space.spaces:
+        return MaskSource.OBSERVATION
+    if env.has_wrapper_attr(MASK_METHOD):
+        return MaskSource.METHOD
+    # Only a reset tells what the info holds. It may be slow, and it may hang or kill the process, which belongs into a
+    # worker: so it is tried only where there is a reason to.
+    if not _names_mask_key(env):
+        return None
+    try:
+        info = env.reset(seed=0)[1]
+    except Exception:  # a worker will meet it again, and report it with the seed of its episode
+        return None
+    return MaskSource.INFO if isinstance(info, Mapping) and MASK_KEY in info else None
+
+
+def has_choices(action_space: object) -> bool:
+    """True for discrete actions, the only ones that a mask can be for."""
+    return isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete)
+
+
+def usable_mask_source(env: Env) -> MaskSource | None:
+    """Where an environment has masks for discrete actions."""
+    return find_mask_source(env) if has_choices(getattr(env, "action_space", None)) else None
+
+
+def _names_mask_key(env: Env) -> bool:
+    """True if a method of the environment, or of a wrapper around it, contains the key of masks."""
+    return any(_holds_key(method.__code__, method.__globals__) for method in _methods(env))
+
+
+def _methods(env: Env) -> Iterator[FunctionType]:
+    while True:
+        for kind in type(env).__mro__:
+            yield from (method for method in vars(kind).values() if isinstance(method, FunctionType))
+        if not isinstance(env, gymnasium.Wrapper):
+            return
+        env = env.env
+
+
+def _holds_key(constant: object, names: Mapping[str, object]) -> bool:
+    """True if a constant of Python code is the key, or contains it; `names` are the global names of that code."""
+    if isinstance(constant, CodeType):
+        named = any(isinstance(names.get(name), str) and names[name] == MASK_KEY for name in constant.co_names)
+        return named or any(_holds_key(part, names) for part in constant.co_consts)
+    if isinstance(constant, tuple):
+        return any(_holds_key(part, names) for part in constant)
+    return isinstance(constant, str) and constant == MASK_KEY
+
+
+class MaskReader:
+    """Reads masks and checks that each allows something."""
+
+    def __init__(self, action_space: Any):
+        sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec
+        self.space = mask_space(action_space)
+        self.first_choices = np.cumsum([0, *sizes[:-1]])
+        """Where the choices of each action begin in a mask."""
+
+    @property
+    def size(self) -> int:
+        """The number of choices, of all actions together."""
+        return self.space.shape[0]
+
+    def read(self, found: Any) -> Mask:
+        """Read the mask of one action, or the masks of several one after another. Raises ValueError if it is none."""
+        # Gymnasium's own masks for MultiDiscrete are a tuple of arrays.
+        parts = found if isinstance(found, list | tuple) else (found,)
+        mask: Mask = np.concatenate([np.ravel(part) for part in parts]) != 0
+        if len(mask) != self.size:
+            raise ValueError(f"it has {len(mask)} numbers, but there are {self.size} choices: give one for each choice")
+        return mask
+
+    def allows_something(self, mask: Mask) -> bool:
+        """True if there is a choice for every action."""
+        return bool(np.logical_or.reduceat(mask, self.first_choices).all())
+
+
+class EnvMasks:
+    """The masks of one environment while it is played."""
+
+    def __init__(self, source: MaskSource, action_space: Any):
+        self._source = source
+        self._reader = MaskReader(action_space)
+
+    def sample(self, space: Any, mask: Mask) -> Any:
+        """Draw a random action of the environment's own space that the mask allows."""
+        parts = np.split(mask.astype(np.int8), self._reader.first_choices[1:])
+        return space.sample(parts[0] if isinstance(space, spaces.Discrete) else tuple(parts))
+
+    def read(self, env: Env, obs: Any, info: Any, place: str, has_ended: bool) -> Mask:
+        """Return the mask for the next action. `place` says where the episode is, for errors."""
+        try:
+            if self._source is MaskSource.METHOD:
+                found = env.get_wrapper_attr(MASK_METHOD)()
+            else:
+                found = (obs if self._source is MaskSource.OBSERVATION else info)[MASK_KEY]
+            mask = self._reader.read(found)
+        except (LookupError, TypeError, ValueError) as error:
+            if has_ended:  # no action follows, so environments may leave it out
+                return np.zeros(self._reader.size, np.bool_)
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise UserError(f"the action mask cannot be read from {self._source.value} {place}: {reason}") from None
+        if not has_ended and not self._reader.allows_something(mask):
+            raise UserError(
+                f"the action mask of the environment forbids every action {place}: allow at least one, or end the "
+                "episode there"
+            )
+        return mask
+
+
+class RandomAllowedActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment that can draw a random action which it allows now, for tools that play without a policy."""
+
+    def __init__(self, env: Env, source: MaskSource):
+        super().__init__(env)
+        self._masks = EnvMasks(source, env.action_space)
+        self._mask: Mask | None = None
+        self._place: tuple[int, int | None] = 0, None
+        self.num_allowed: list[int] = []
+        """How many choices each action had."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result: Any = self.env.reset(seed=seed)
+        self._place = 0, seed
+        if isinstance(result, tuple) and len(result) == 2:
+            self._note(*result, has_ended=False)
+        return result
+
+    def step(self, action: Any) -> Any:
+        result: Any = self.env.step(action)
+        self._place = self._place[0] + 1, self._place[1]
+        if isinstance(result, tuple) and len(result) == 5:
+            self._note(result[0], result[4], bool(result[2] or result[3]))
+        return result
+
+    def _note(self, obs: Any, info: Any, has_ended: bool) -> None:
+        place = "after {} steps of the episode with seed {}".format(*self._place)
+        self._mask = self._masks.read(self.env, obs, info, place, has_ended)
+
+    def draw(self, space: Any) -> Any:
+        """Draw an action from the environment's action space, or from a copy of it."""
+        if self._mask is None:  # it has returned something else than a reset should
+            return space.sample()
+        self.num_allowed.append(int(self._mask.sum()))
+        return self._masks.sample(space, self._mask)
