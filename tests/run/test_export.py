@@ -40,6 +40,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "picture": ("toy_envs:Square", {**QUICK, "network": "toy_networks:cnn"}),
     "own": ("toy_envs:OneBit", {**QUICK, "env_args": {"kind": "box"}, "network": "toy_networks:layered"}),
     "sac": ("Pendulum-v1", {**OFF_POLICY, "algo": "sac"}),
+    "dqn": ("toy_envs:OneBit", {**OFF_POLICY, "algo": "dqn", "env_args": {"kind": "discrete"}}),
     "mbpo": ("Pendulum-v1", {**OFF_POLICY, "algo": "mbpo", **SMALL_MODEL}),
 }
 OWN_NETWORKS = ("picture", "own")
