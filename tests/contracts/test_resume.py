@@ -82,7 +82,7 @@ def test_a_resumed_run_ends_at_the_weights_of_one_that_was_not_interrupted(
 @pytest.mark.parametrize("algo", OFF_POLICY)
 def test_replay_buffers_and_models_go_on_too(algo: str, tmp_path: Path) -> None:
     settings = {"algo": algo, "deterministic": True, "quiet": True, "seed": 3, "max_episode_steps": 100}
-    settings |= {"env": "CartPole-v1" if algo == "dqn" else "Pendulum-v1", **OFF_POLICY[algo]}
+    settings |= {"env": "MountainCar-v0" if algo == "dqn" else "Pendulum-v1", **OFF_POLICY[algo]}
     whole = freerun.train(**settings, mode="sequential", total_steps=900, run_dir=tmp_path / "whole")
     run_dir = tmp_path / "run"
     freerun.train(**settings, mode="pipes", num_workers=2, total_steps=300, run_dir=run_dir)

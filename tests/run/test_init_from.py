@@ -55,7 +55,7 @@ MBPO: dict[str, Any] = {
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("CartPole-v1", {**PPO, "total_steps": 600}),
     "sac": ("Pendulum-v1", {**SAC, "total_steps": 240}),
-    "dqn": ("CartPole-v1", {**SAC, "algo": "dqn", "total_steps": 240, "epsilon_start": 0.05}),
+    "dqn": ("CartPole-v1", {**SAC, "algo": "dqn", "total_steps": 240, "epsilon_start": 0.05, "learning_rate": 3e-4}),
     "mbpo": ("Pendulum-v1", {**MBPO, "total_steps": 180}),
 }
 NONE = {"learning_rate": 1e-30}
