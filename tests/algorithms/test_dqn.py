@@ -224,6 +224,20 @@ def test_rewards_that_are_not_finite_change_nothing(learner: Learner) -> None:
     assert algorithm.agent.metrics()["bad_gradients"] == 1
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_a_recorded_step_is_the_eager_step(settings: dict[str, Any]) -> None:
+    found = []
+    for acceleration in ("none", "graph"):
+        config = DQNConfig(hidden_sizes=(16, 16), batch_size=20, buffer_size=300, acceleration=acceleration, **settings)  # type: ignore[arg-type]
+        algorithm = DQN(ENV, config, 0, "cuda", False)
+        algorithm.observe([segment()])
+        algorithm.take_gradient_steps(100)
+        found.append(learned(algorithm))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
 # ---------------------------------------------------------------------------------------------- runs
 
 

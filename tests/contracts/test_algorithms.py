@@ -20,7 +20,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"steps_per_update": 200, "hidden_sizes": (8,), "num_epochs": 2},
     "sac": {"steps_per_update": 100, "hidden_sizes": (8,), "learning_starts": 200, "batch_size": 16},
     "fastsac": {"steps_per_update": 100, "hidden_sizes": (8,), "learning_starts": 200, "batch_size": 16},
-    "dqn": {"steps_per_update": 100, "hidden_sizes": (8,), "learning_starts": 200, "batch_size": 16},
+    "dqn": {
+        "steps_per_update": 100,
+        "hidden_sizes": (8,),
+        "learning_starts": 200,
+        "updates_per_step": 1.0,
+        "batch_size": 16,
+    },
     "mbpo": {
         "steps_per_update": 100,
         "hidden_sizes": (8,),

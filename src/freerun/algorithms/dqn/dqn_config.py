@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,6 +37,12 @@ class DQNConfig(OffPolicyConfig):
     """Gradient steps from one move of the target network to the next."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this norm."""
+    updates_per_step: Common[float | None] = None
+    """Gradient steps per environment step, in every mode (if not given: 0.5, and for more than 64 environments that are
+    tensors 32 per step of all of them)."""
+    batch_size: Common[int | None] = None
+    """Steps in a gradient step (if not given: 128, and for many environments that are tensors two of each, at most
+    8192)."""
     buffer_size: int = 100_000
     """Steps that the buffer holds; then new ones take the place of the oldest."""
     learning_rate: Common[float] = 5e-4
@@ -43,6 +50,7 @@ class DQNConfig(OffPolicyConfig):
     hidden_sizes: Common[tuple[int, ...]] = (128, 128)
     """Hidden layers of the network."""
     default_batch_size: ClassVar[int] = 128
+    defaults_per_step: ClassVar[Mapping[str, float]] = {"updates_per_step": 0.5}
 
     def __post_init__(self) -> None:
         super().__post_init__()

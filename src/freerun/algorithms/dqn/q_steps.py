@@ -59,7 +59,7 @@ class AutogradQSteps:
         gradients = torch.autograd.grad(loss, list(nets.online.parameters()))
         torch.cat([one.reshape(-1) for one in gradients], out=gradient)
         average_over_learners_(self._group, gradient, share)
-        # Clip by norm: g <- g * min(1, max_norm / (|g| + 1e-6)). A norm that is not finite spoils all of the gradient.
+        # Clip by norm: g <- g * min(1, max_norm / (|g| + 1e-6)). What is not finite stays so.
         gradient *= (self._config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
         step_if_finite(nets.optimizer, gradient, self._counters.num_bad_gradients)
         nets.follow()
