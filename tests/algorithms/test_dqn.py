@@ -229,7 +229,7 @@ def test_rewards_that_are_not_finite_change_nothing(learner: Learner) -> None:
 def test_a_recorded_step_is_the_eager_step(settings: dict[str, Any]) -> None:
     found = []
     for acceleration in ("none", "graph"):
-        config = DQNConfig(hidden_sizes=(16, 16), batch_size=20, buffer_size=300, acceleration=acceleration, **settings)  # type: ignore[arg-type]
+        config = DQNConfig(hidden_sizes=(16, 16), batch_size=20, buffer_size=300, acceleration=acceleration, **settings)
         algorithm = DQN(ENV, config, 0, "cuda", False)
         algorithm.observe([segment()])
         algorithm.take_gradient_steps(100)
