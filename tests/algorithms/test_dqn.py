@@ -68,7 +68,7 @@ def test_values_and_targets_by_hand() -> None:
 
 @pytest.mark.parametrize("learner", ["fast", "torch"])
 def test_the_loss_by_hand(learner: Learner) -> None:
-    config = DQNConfig(**LINEAR, learner=learner, duelling=False)
+    config = DQNConfig(**LINEAR, learner=learner, duelling=False, huber_delta=1.0)
     algorithm = with_values(DQN(ENV, config, 0, "cpu", False), [1.0, 4.0, 1.0], [0.0, 0.0, 0.0])
     both = StepBatch(*(torch.cat(pair) for pair in zip(step(0, 0.5), step(1, 0.0), strict=True)))
     td_error = algorithm.agent.learn(ReplaySample(both, torch.tensor([1.0, 0.5]), torch.arange(2)))
@@ -183,7 +183,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"double": False, "duelling": False, "num_return_steps": 1},
     "double alone": {"duelling": False, "activation": "tanh"},
     "prioritised": {"replay": "prioritised", "activation": "elu"},
-    "hard copies and small gradients": {"target_rate": 1.0, "target_interval": 7, "max_grad_norm": 0.05},
+    "hard copies and small gradients": {
+        "target_rate": 1.0,
+        "target_interval": 7,
+        "max_grad_norm": 0.05,
+        "huber_delta": 1.0,
+    },
 }
 # learning_starts is above buffer_size by default
 SETTINGS = {name: {"learning_starts": 0, "target_rate": 0.05, **settings} for name, settings in SETTINGS.items()}
@@ -247,7 +252,7 @@ def test_a_recorded_step_is_the_eager_step(settings: dict[str, Any]) -> None:
         ({"epsilon_end": 1.5}, "--epsilon-start and --epsilon-end must lie between 0 and 1"),
         ({"epsilon_steps": 0}, "--epsilon-steps must be at least 1"),
         ({"target_interval": 0}, "--target-interval must be at least 1"),
-        ({"max_grad_norm": 0.0}, "--max-grad-norm must be above 0"),
+        ({"max_grad_norm": 0.0}, "--max-grad-norm and --huber-delta must be above 0"),
     ],
 )
 def test_settings_without_sense_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -35,6 +35,9 @@ class DQNConfig(OffPolicyConfig):
     """How far the target network moves towards the network at a time (tau); 1 makes it a copy."""
     target_interval: int = 1
     """Gradient steps from one move of the target network to the next."""
+    huber_delta: float = 10.0
+    """Errors up to this count squared, and larger ones in proportion (the Huber loss). With a low one, values learn
+    medians and not means, so that rare failures hardly count."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this norm."""
     updates_per_step: Common[float | None] = None
@@ -57,8 +60,8 @@ class DQNConfig(OffPolicyConfig):
         require_positive(self, "epsilon_steps", "num_return_steps", "target_interval")
         if not 0 <= self.epsilon_start <= 1 or not 0 <= self.epsilon_end <= 1:
             raise UserError("--epsilon-start and --epsilon-end must lie between 0 and 1")
-        if self.max_grad_norm <= 0:
-            raise UserError("--max-grad-norm must be above 0")
+        if self.max_grad_norm <= 0 or self.huber_delta <= 0:
+            raise UserError("--max-grad-norm and --huber-delta must be above 0")
 
     def epsilon_at(self, num_steps: int) -> float:
         """The probability of a random action after so many environment steps."""

@@ -69,8 +69,9 @@ class AutogradQSteps:
     def _loss(self, steps: StepBatch, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """J = mean(w * huber(Q(s, a) - y)), the TD errors Q(s, a) - y, and the metrics."""
         value = self._networks.taken(steps)
-        # huber(x) = 0.5 * x^2 up to |x| = 1, then |x| - 0.5: rare large errors do not dominate a batch.
-        loss = (weight * torch.nn.functional.huber_loss(value, target, reduction="none")).mean()
+        # huber(x) = 0.5 x^2 up to |x| = delta, then delta * (|x| - 0.5 delta): no large error dominates a batch.
+        losses = torch.nn.functional.huber_loss(value, target, reduction="none", delta=self._config.huber_delta)
+        loss = (weight * losses).mean()
         q_mean = value.detach().mean()
         return loss, value.detach() - target, torch.stack((loss.detach(), q_mean, torch.ones_like(q_mean)))
 
@@ -103,8 +104,8 @@ class FastQSteps:
 
         value = self._values(self._online.forward(obs))[rows, choice]
         error = value - target
-        # huber(x) = x' (x - 0.5 x') with x' = clip(x, -1, 1), which is also its slope: dJ / dQ = w * x' / n
-        slope = np.clip(error, -1.0, 1.0)
+        # huber(x) = x' (x - 0.5 x') with x' = clip(x, -delta, delta), which is also its slope: dJ / dQ = w * x' / n
+        slope = np.clip(error, -config.huber_delta, config.huber_delta)
         d_value = weight.numpy() * slope / np.float32(len(reward))
         loss = float(np.dot(d_value, error - 0.5 * slope))
         self._online.backward(self._output_gradient(d_value, rows, choice))
