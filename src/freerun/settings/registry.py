@@ -116,6 +116,11 @@ ALGORITHMS = {
         "freerun.algorithms.fastsac.fastsac_config:FastSACConfig",
         "soft actor-critic (or TD3) for thousands of environments: few gradient steps on large batches",
     ),
+    "dqn": AlgorithmEntry(
+        "freerun.algorithms.dqn.dqn:DQN",
+        "freerun.algorithms.dqn.dqn_config:DQNConfig",
+        "deep Q-learning (double, duelling, n-step, prioritised); off-policy, for Discrete actions",
+    ),
     "mbpo": AlgorithmEntry(
         "freerun.algorithms.mbpo.mbpo:MBPO",
         "freerun.algorithms.mbpo.mbpo_config:MBPOConfig",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freerun.algorithms.fastsac.critic_heads import Twins
-from freerun.algorithms.sac.sac_config import BATCH_SIZE, MOST_BATCH_SIZE, SACConfig
+from freerun.algorithms.sac.off_policy_config import MOST_BATCH_SIZE
+from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.core import Common, RunScale, UserError, require_positive
 
 UPDATES_PER_VECTOR_STEP = 16.0
@@ -81,7 +82,7 @@ def scaled_defaults(config: FastSACConfig, scale: RunScale) -> dict[str, Any]:
     wanted = config.updates_per_vector_step
     values: dict[str, Any] = {
         "updates_per_step": min(1.0, UPDATES_PER_VECTOR_STEP / scale.num_envs),
-        "batch_size": min(MOST_BATCH_SIZE, max(BATCH_SIZE, 2 * scale.num_envs)),
+        "batch_size": min(MOST_BATCH_SIZE, max(config.default_batch_size, 2 * scale.num_envs)),
         "normalize_obs": True,
     }
     values = {name: value for name, value in values.items() if getattr(config, name) is None}
