@@ -86,6 +86,7 @@ from freerun.core.protocols import (
 from freerun.core.seeds import (
     HeldOutSeed,
     Purpose,
+    RepeatedSeed,
     RunSeed,
     SharedSeed,
     episode_rng,
@@ -161,6 +162,7 @@ __all__ = [
     "PruneRun",
     "Purpose",
     "RatingAlgorithm",
+    "RepeatedSeed",
     "RequiredPackage",
     "ReusableCollector",
     "RingBuffer",
