@@ -88,7 +88,7 @@ def run(
     if pool is not None and config.num_learners > 1:
         raise UserError("a series of trainings has one learner: leave --num-learners out")
     callbacks = find_callbacks(config.callback, on_update)
-    if config.callback and pool is not None or callbacks and config.num_learners > 1:
+    if (config.callback and pool is not None) or (callbacks and config.num_learners > 1):
         raise UserError("callbacks are for a single training with one learner: leave --callback out")
     with contextlib.ExitStack() as stack:
         # 2. Learners: usually this process alone. Each of several runs this function, with its share of the workers.

@@ -1,4 +1,5 @@
-"""The command line: `freerun train | sweep | probe | eval | export | replay | bench | watch | plot | list | check-env`."""
+"""The command line: `freerun train | sweep | probe | eval | export | replay | bench | watch | plot | list |
+check-env`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import tyro
 
@@ -182,7 +182,9 @@ def _is_number(word: str) -> bool:
 def _read(name: str, kind: Any, word: str) -> Any:
     """Read a word as the flag of this setting would; 64,64 stands for the two words of a tuple."""
     is_tuple = any(get_origin(part) is tuple for part in (kind, *get_args(kind)))
-    value = dataclasses.make_dataclass("Value", [(name, tyro.conf.FlagConversionOff[kind])])
+    # A switch takes True or False here, where `freerun train` has --name and --no-name.
+    field: Any = (name, Annotated[kind, tyro.conf.FlagConversionOff])
+    value = dataclasses.make_dataclass("Value", [field])
     words = word.split(",") if is_tuple else [word]
     return getattr(parse(value, [f"--{name.replace('_', '-')}", *words], prog="freerun sweep --vary"), name)
 

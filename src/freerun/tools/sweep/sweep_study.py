@@ -53,6 +53,8 @@ class SweepStudy:
         """Open the study of this folder, which nobody else has open, or begin one."""
         OPTUNA.require("freerun sweep")
         import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._dimensions, self._options = dimensions, options
@@ -61,10 +63,9 @@ class SweepStudy:
         is_new = not path.exists()
         if not is_new:
             _mend(path)
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
         self._study: Any = optuna.create_study(
             study_name="sweep",
-            storage=storage,
+            storage=JournalStorage(JournalFileBackend(str(path))),
             directions=["maximize", "minimize"] if options.cost else ["maximize"],
             pruner=_pruner(options),
             load_if_exists=True,
