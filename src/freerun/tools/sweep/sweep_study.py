@@ -22,8 +22,8 @@ JOURNAL = "study.log"
 """Optuna's file: a line for everything that happens to a trial."""
 NUM_STARTUP_TRIALS = 5
 """So many trials are trained to their end before any is pruned: a median of fewer says little."""
-NUM_WARMUP_RUNGS = 2
-"""No trial is pruned in the first tenths of its training, when no policy has learned anything."""
+FIRST_PRUNING_RUNG = 3
+"""No trial is pruned before this tenth of its training, because no policy has learned anything yet."""
 KEEP_ONE_IN = 3
 """With --sampler halving, the better third of the trials goes on after the 1st, the 3rd and the 9th tenth."""
 
@@ -194,7 +194,7 @@ def _pruner(options: SweepOptions) -> Any:
     if options.sampler == "halving":
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=KEEP_ONE_IN)
     if options.prune and not options.cost:
-        return optuna.pruners.MedianPruner(NUM_STARTUP_TRIALS, NUM_WARMUP_RUNGS)
+        return optuna.pruners.MedianPruner(NUM_STARTUP_TRIALS, FIRST_PRUNING_RUNG)
     return optuna.pruners.NopPruner()
 
 
