@@ -19,10 +19,11 @@ from freerun.persistence.run_folder import CONFIG
 from freerun.settings.config import AnyConfig
 from freerun.tools.sweep.search_space import Dimension
 from freerun.tools.sweep.sweep_study import TrialRow
+from freerun.tools.watch.run_list import TRIALS
 
 logger = logging.getLogger("freerun")
 
-TRIALS, BEST, TABLE, PICTURE = "trials.json", "best.json", "table.md", "sweep.png"
+BEST, TABLE, PICTURE = "best.json", "table.md", "sweep.png"
 MATPLOTLIB = RequiredPackage("matplotlib", "matplotlib", "plot")
 MOST_PANELS = 6
 """The picture shows so many of the varied settings, the first ones."""
