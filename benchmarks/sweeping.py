@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import tyro
 from run_file import versions
 
 ENV = "CartPole-v1"
-LEARNING = {"steps_per_update": 512, "num_epochs": 4, "minibatch_size": 64, "hidden_sizes": (64, 64)}
+STEPS_PER_UPDATE, NUM_EPOCHS, MINIBATCH_SIZE, HIDDEN_SIZES = 512, 4, 64, (64, 64)
 NUM_WORKERS = 2
 RATES = (1e-4, 1e-2)
 """The ends of the learning rates, which are evenly spaced on a logarithmic scale."""
@@ -50,9 +51,8 @@ def rates(options: Options) -> list[float]:
 
 def flags(options: Options) -> list[str]:
     words = [ENV, "--total-steps", str(options.total_steps), "--num-workers", str(NUM_WORKERS), "--quiet"]
-    for name, value in LEARNING.items():
-        words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
-    return words
+    words += ["--steps-per-update", str(STEPS_PER_UPDATE), "--num-epochs", str(NUM_EPOCHS)]
+    return [*words, "--minibatch-size", str(MINIBATCH_SIZE), "--hidden-sizes", *map(str, HIDDEN_SIZES)]
 
 
 def sweep(options: Options, folder: Path) -> list[float]:
@@ -85,18 +85,25 @@ def study_with_sb3(options: Options, folder: Path) -> list[float]:
 
     def objective(number: int, rate: float) -> float:
         env = make_vec_env(ENV, NUM_WORKERS)
-        own = {"n_steps": LEARNING["steps_per_update"] // NUM_WORKERS, "n_epochs": LEARNING["num_epochs"]}  # type: ignore[operator]
-        network = {"net_arch": list(LEARNING["hidden_sizes"])}  # type: ignore[call-overload]
-        size = LEARNING["minibatch_size"]
-        model = PPO("MlpPolicy", env, rate, **own, batch_size=size, policy_kwargs=network, seed=0, device="cpu")
+        model = PPO(
+            "MlpPolicy",
+            env,
+            rate,
+            n_steps=STEPS_PER_UPDATE // NUM_WORKERS,
+            batch_size=MINIBATCH_SIZE,
+            n_epochs=NUM_EPOCHS,
+            policy_kwargs={"net_arch": list(HIDDEN_SIZES)},
+            seed=0,
+            device="cpu",
+        )
         model.learn(options.total_steps)
         env.close()
-        return statistics.fmean(episode["r"] for episode in model.ep_info_buffer)
+        return statistics.fmean(episode["r"] for episode in model.ep_info_buffer or [])
 
     return study(options, folder, objective)
 
 
-def study(options: Options, folder: Path, objective: object) -> list[float]:
+def study(options: Options, folder: Path, objective: Callable[[int, float], float]) -> list[float]:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -108,10 +115,10 @@ def study(options: Options, folder: Path, objective: object) -> list[float]:
     for rate in rates(options):
         found.enqueue_trial({"learning_rate": rate})
     found.optimize(
-        lambda trial: objective(trial.number, trial.suggest_float("learning_rate", *RATES, log=True)),  # type: ignore[operator]
+        lambda trial: objective(trial.number, trial.suggest_float("learning_rate", *RATES, log=True)),
         n_trials=options.trials,
     )
-    return [trial.value for trial in found.trials]
+    return [trial.values[0] for trial in found.trials]
 
 
 STUDIES = {"sweep": sweep, "train": study_by_processes, "sb3": study_with_sb3}
@@ -175,8 +182,8 @@ def write(options: Options, results: dict[str, list[tuple[float, float]]]) -> No
     lines = [
         "# A search for settings",
         "",
-        f"{options.trials} trainings of {options.total_steps:,} steps each on {ENV} with {os.cpu_count()} cores, the same learning "
-        f"rates in all studies; medians of {options.repeats}. `benchmarks/sweeping.py` wrote this.",
+        f"{options.trials} trainings of {options.total_steps:,} steps each on {ENV} with {os.cpu_count()} cores, "
+        f"with the same learning rates in all studies; medians of {options.repeats}. `benchmarks/sweeping.py` wrote this.",
         "",
         "| study | seconds | lowest–highest | × `freerun sweep` | mean score |",
         "| --- | ---: | ---: | ---: | ---: |",

@@ -12,7 +12,7 @@ import pytest
 import freerun
 from freerun.tools.cli.main import main
 
-SHORT = "--total-steps 400 --steps-per-update 200 --num-workers 1 -q".split()
+SHORT = ["--total-steps", "400", "--steps-per-update", "200", "--num-workers", "1", "-q"]
 
 
 def test_the_command_of_a_weights_and_biases_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ def test_what_is_varied_survives_its_file() -> None:
 
 
 def test_values_end_where_the_next_flag_begins() -> None:
-    words = "CartPole-v1 --vary gamma 0.9:0.99 --seed 3 --vary ent-coef -1:1 0 -q --vary hidden-sizes 8 8,8".split()
-    vary, rest = split_vary(words)
+    line = "CartPole-v1 --vary gamma 0.9:0.99 --seed 3 --vary ent-coef -1:1 0 -q --vary hidden-sizes 8 8,8"
+    vary, rest = split_vary(line.split())
     assert vary == {"gamma": ["0.9:0.99"], "ent-coef": ["-1:1", "0"], "hidden-sizes": ["8", "8,8"]}
     assert rest == ["CartPole-v1", "--seed", "3", "-q"]
 

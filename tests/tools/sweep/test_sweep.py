@@ -76,8 +76,8 @@ def test_trials_share_workers_unless_the_policy_has_another_shape(
 
 
 def test_best_json_is_what_freerun_train_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "CartPole-v1 --vary learning-rate 1e-4:1e-2:log --trials 2 --total-steps 400 --num-workers 1".split()
-    words += ["--steps-per-update", "200", "--seeds-per-trial", "2", "--seed", "5", "--run-dir", str(tmp_path / "sweep")]
+    line = "CartPole-v1 --vary learning-rate 1e-4:1e-2:log --trials 2 --total-steps 400 --num-workers 1 --seed 5"
+    words = [*line.split(), "--steps-per-update", "200", "--seeds-per-trial", "2", "--run-dir", str(tmp_path / "sweep")]
     assert main(["sweep", *words]) == 0
     printed = capsys.readouterr()
     assert "[2/2] trial 1: learning-rate" in printed.err
@@ -159,8 +159,8 @@ def test_a_trial_that_fails_does_not_end_the_sweep_but_three_do(tmp_path: Path) 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_killed_and_resumed_it_loses_no_finished_trial(at_once: int, tmp_path: Path) -> None:
-    words = "CartPole-v1 --vary learning-rate 1e-4:1e-2:log --trials 6 --total-steps 1500 --steps-per-update 500".split()
-    words += ["--num-workers", "1", "--no-prune", "--at-once", str(at_once), "--run-dir", str(tmp_path)]
+    line = "CartPole-v1 --vary learning-rate 1e-4:1e-2:log --trials 6 --total-steps 1500 --num-workers 1 --no-prune"
+    words = [*line.split(), "--steps-per-update", "500", "--at-once", str(at_once), "--run-dir", str(tmp_path)]
     process = preloaded_python.Process(["-m", "freerun", "sweep", *words], stderr=subprocess.DEVNULL)
     before = wait_for_trials(tmp_path, 2, process)
     os.kill(process.pid, signal.SIGKILL)

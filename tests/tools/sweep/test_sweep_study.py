@@ -24,6 +24,12 @@ def study(folder: Path, dimensions: Sequence[Any] = DIMENSIONS, **options: Any) 
     return SweepStudy(folder, dimensions, SweepOptions(**{"trials": 9, **options}), seed=0)
 
 
+def asked(own: SweepStudy) -> Any:
+    trial = own.ask()
+    assert trial is not None
+    return trial
+
+
 def finish(own: SweepStudy, score: float, seconds: float = 1.0, rungs: Sequence[float] = ()) -> None:
     trial = own.ask()
     for rung, value in enumerate(rungs, start=1):
@@ -60,7 +66,8 @@ def test_a_trial_below_the_median_is_pruned(tmp_path: Path) -> None:
 
 
 def test_without_prune_and_with_cost_none_is_pruned(tmp_path: Path) -> None:
-    for place, options in enumerate(({"prune": False}, {"cost": "seconds"})):
+    choices: list[dict[str, Any]] = [{"prune": False}, {"cost": "seconds"}]
+    for place, options in enumerate(choices):
         (folder := tmp_path / str(place)).mkdir()
         own = study(folder, **options)
         for score in range(6):
@@ -101,17 +108,17 @@ def test_what_was_running_when_it_was_killed_is_tried_again(tmp_path: Path) -> N
     finish(own, 5.0)
     failed = own.ask()
     own.fail(failed, "no episode has ended")
-    lost = own.ask().params
+    lost = asked(own).params
     # The kill came in the middle of a line, and while Optuna held its lock.
     with (tmp_path / "study.log").open("a") as file:
         file.write('{"op_code": 4, "wor')
     (tmp_path / "study.log.lock").symlink_to("study.log")
     again = study(tmp_path)
     assert [row.state for row in again.rows()] == ["complete", "failed"]
-    trial = again.ask()
+    trial = asked(again)
     assert trial.params == lost
     again.complete(trial, 6.0, 1.0)
-    assert again.ask().params != lost
+    assert asked(again).params != lost
     assert [row.score for row in study(tmp_path).rows()][:3] == [5.0, None, 6.0]
 
 

@@ -183,7 +183,7 @@ class _Trials:
 
     def _work(self, trainer: Trainer) -> None:
         while not self._is_stopping and self._failure is None and (trial := self._study.ask()) is not None:
-            self.write_report()  # the web page shows that it has begun
+            self.write_report(has_begun=True)  # for the web page
             try:
                 outcomes = self._train(trial, trainer)
             except FAILURES as failure:
@@ -238,11 +238,11 @@ class _Trials:
         if len(states) >= MOST_FAILURES and set(states) == {"failed"}:
             raise failure
 
-    def write_report(self, with_picture: bool = False) -> list[TrialRow]:
+    def write_report(self, has_begun: bool = False, with_picture: bool = False) -> list[TrialRow]:
         """Write the files that say how far the sweep has come, and return the trials."""
         with self._lock:
             rows = self._study.rows()
-            sweep_report.write(self._sweep.folder, self._sweep.config, self._sweep.dimensions, rows)
+            sweep_report.write(self._sweep.folder, self._sweep.config, self._sweep.dimensions, rows, has_begun)
             if with_picture:
                 sweep_report.draw(self._sweep.folder, self._sweep.dimensions, rows)
             return rows

@@ -91,12 +91,19 @@ def markdown(rows: Sequence[TrialRow], names: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(folder: Path, config: AnyConfig, dimensions: Sequence[Dimension], rows: Sequence[TrialRow]) -> None:
-    """Write trials.json, table.md and best.json. A full disk costs the report, not the sweep."""
+def write(
+    folder: Path, config: AnyConfig, dimensions: Sequence[Dimension], rows: Sequence[TrialRow], has_begun: bool
+) -> None:
+    """Write trials.json; table.md and best.json too, unless a trial has only begun, which changes neither.
+
+    A full disk costs the report, not the sweep.
+    """
     names = [dimension.name for dimension in dimensions]
     try:
         trials = [dataclasses.asdict(row) for row in rows]
         write_json(folder / TRIALS, {"env": str(config.env), "vary": names, "trials": trials})
+        if has_begun:
+            return  # every file costs milliseconds until it is on the disk
         write_atomically(folder / TABLE, markdown(rows, names).encode())
         if (best := best_of(rows)) is not None:
             write_json(folder / BEST, {**read_json(folder / best.runs[0] / CONFIG), "quiet": config.quiet})
