@@ -73,7 +73,8 @@ def run(
 
     With a `pool`, its workers serve: this is their k-th `training` in a series, and they stay for the next. With a
     checkpoint, the run continues from there. `learned` is what --init-from names, if another learner has read it.
-    `on_update` is called after every update, as the callbacks of the settings are.
+    `on_update` is called after every update, as the callbacks of the settings are. With a `pool` it cannot give
+    environments other arguments, because the next training would have them too.
     """
     # 1. Settings: complete, allowed, and written down by their flat names.
     config = complete(config)
@@ -87,7 +88,7 @@ def run(
     if pool is not None and config.num_learners > 1:
         raise UserError("a series of trainings has one learner: leave --num-learners out")
     callbacks = find_callbacks(config.callback, on_update)
-    if callbacks and (pool is not None or config.num_learners > 1):
+    if (config.callback and pool is not None) or (callbacks and config.num_learners > 1):
         raise UserError("callbacks are for a single training with one learner: leave --callback out")
     with contextlib.ExitStack() as stack:
         # 2. Learners: usually this process alone. Each of several runs this function, with its share of the workers.

@@ -117,7 +117,7 @@ def run_series(config: AnyConfig) -> list[Result]:
     results: list[Result] = []
     with contextlib.ExitStack() as stack:
         pool: Pool | None = None
-        if _can_share_workers(config):
+        if can_share_workers(config):
             pool = Pool(make_factory(config))
             stack.callback(pool.close)
         for number, (name, env_settings) in enumerate(trainings.items()):
@@ -138,7 +138,7 @@ def run_series(config: AnyConfig) -> list[Result]:
     return results
 
 
-def _can_share_workers(config: AnyConfig) -> bool:
+def can_share_workers(config: AnyConfig) -> bool:
     """True if one training's workers can serve the next, because nothing of theirs is left over in between."""
     whole = find_mode(config.mode).traits.whole_episodes and not config.collector.segment_steps
     return whole and find_algorithm(config.algo).traits.on_policy
