@@ -25,6 +25,7 @@ __all__ = [
     "export",
     "load_policy",
     "resume",
+    "search_workflows",
     "train",
 ]
 
@@ -39,6 +40,7 @@ _HOMES = {
     "export": "freerun.run.export",
     "load_policy": "freerun.run.policy_loading",
     "resume": "freerun.tools.api",
+    "search_workflows": "freerun.tools.workflow_search.order_search",
     "train": "freerun.tools.api",
 }
 """Where each name lives. It is imported at first use, because worker processes import this package and must stay
