@@ -34,24 +34,20 @@ def _continuous(num_envs: int, num_collectors: int, max_queue_size: int, collect
     return Preset(f"mode continuous with {num_envs} environments in {num_collectors} collectors", settings)
 
 
-DEFENDER = {
-    "env": "freerun/NetworkDefence-v0",
-    "total_episodes": 4000,
-    "episodes_per_update": 40,
-    "learning_rate": 2e-3,
-    "minibatch_size": 500,
-    "num_epochs": 5,
-    "envs_per_worker": 4,
-    "normalize_reward": True,
-    "anneal_learning_rate": True,
-}
 PRESETS = {
     "defender": Preset(
-        "a defender of the built-in network against B_line: beats restoring on sight in a minute", DEFENDER
-    ),
-    "workflow-search": Preset(
-        "short trainings of a defender, for `freerun search-workflows`: it takes them if no ENV is named",
-        {**DEFENDER, "total_episodes": 1000, "envs_per_worker": 16, "checkpoint_every": "never"},
+        "a defender of the built-in network against B_line: beats restoring on sight in a minute",
+        {
+            "env": "freerun/NetworkDefence-v0",
+            "total_episodes": 4000,
+            "episodes_per_update": 40,
+            "learning_rate": 2e-3,
+            "minibatch_size": 500,
+            "num_epochs": 5,
+            "envs_per_worker": 4,
+            "normalize_reward": True,
+            "anneal_learning_rate": True,
+        },
     ),
     "rsl-rl": Preset(
         "PPO as RSL-RL sets it if nothing is configured, for environments that are tensors: after an ENV",

@@ -51,19 +51,19 @@ def search_workflows(words: list[str]) -> int:
 
 
 def _config(words: list[str]) -> Any:
-    """Read the flags of `freerun train`; without an environment, on top of the preset for searches."""
+    """Read the flags of `freerun train`, on top of the defaults of a search."""
     from freerun.tools.cli.train_flags import Flags
-    from freerun.tools.workflow_search.order_search import PRESET, with_orders
+    from freerun.tools.workflow_search.order_search import DEFAULTS, defaults_beside, with_orders
 
     flags = Flags.read(words, None)
-    if flags.resumes:
-        raise UserError("--resume takes the folder of a search")
     if flags.is_open:
         raise UserError("a search needs a mode and a number of workers: --mode auto is for a single training")
-    if "env" not in flags.options:
-        flags = Flags.read(["--preset", PRESET, *words], None)
-    given = [name for name in ("workflow", "workflows") if any(word.split("=")[0] == f"--{name}" for word in words)]
-    if given:
-        raise UserError(f"a search tries all workflows: leave --{given[0]} out")
-    options = with_orders(flags.options)
-    return dataclasses.replace(flags, options=options).config(prog="freerun search-workflows")
+    given = {**dict.fromkeys(flags.given), **flags.options}
+    if given.keys() & {"workflow", "workflows"}:
+        raise UserError("a search tries all workflows: leave --workflow and --workflows out")
+    if words and not words[0].startswith("-"):
+        given["env"] = words[0]  # any other ENV that is found has workflows
+    with_orders({**DEFAULTS, **given})  # raises if the environment has none
+    starts_from = {word.partition("=")[0] for word in words} & {"--config", "--preset"}
+    options = flags.options if starts_from else {**defaults_beside(given), **flags.options}
+    return dataclasses.replace(flags, options=with_orders(options)).config(prog="freerun search-workflows")

@@ -18,12 +18,12 @@ from freerun.persistence import trust
 from freerun.persistence.files import read_json
 from freerun.persistence.redaction import without_secrets
 from freerun.run.series import ABOUT_ONE_RUN
-from freerun.settings.config import AnyConfig
+from freerun.settings.config import AnyConfig, TrainConfig
 from freerun.settings.defaults import complete
 from freerun.settings.env_flags import NOT_GIVEN, settings_class
 from freerun.settings.named_code import code_in
 from freerun.settings.presets import settings_of
-from freerun.settings.registry import flatten_config, make_config
+from freerun.settings.registry import flatten_config, make_config, part_classes
 from freerun.tools.workflow_search.order_samplers import SAMPLERS, OrderSampler
 from freerun.tools.workflow_search.order_trainer import TrainerGroup, TrainingJob, inline_trainers
 from freerun.tools.workflow_search.precedence import ORDERS
@@ -33,8 +33,16 @@ from freerun.tools.workflow_search.trainer_processes import trainer_processes
 
 logger = logging.getLogger("freerun")
 
-PRESET = "workflow-search"
-"""What is trained if neither an environment nor another preset is named."""
+DEFAULTS = {
+    **settings_of(["defender"]),
+    "total_episodes": 2000,
+    "episode_steps": 30,
+    "compliance_weight": 20.0,
+    "envs_per_worker": 16,
+    "checkpoint_every": "never",
+}
+"""What is trained if neither --preset nor --config is given: short trainings in which the order matters. With episodes
+of 100 steps and the usual weight of 10, the scores of two seeds differed more than those of two orders."""
 ORDER_FIELD = "workflow"
 """The setting that an environment must have to be searched: it takes the orders."""
 FROM_NOTHING = -1
@@ -102,18 +110,29 @@ def search(config: AnyConfig, options: SearchOptions, say: Say = logger.info) ->
 def search_workflows(env: str | None = None, *, run_dir: str | Path | None = None, **settings: Any) -> SearchResult:
     """Find the best workflow: `search_workflows(budget_trials=20, red_agent="RedMeanderAgent", at_once=2)`.
 
-    Settings have the names of the flags of `freerun search-workflows`. Without `env` they start from the preset
-    workflow-search. `run_dir` is the folder of the search; the same call continues the search that it holds.
+    Settings have the names of the flags of `freerun search-workflows`, and its defaults. `run_dir` is the folder of the
+    search; the same call continues the search that it holds.
     """
     names = {field.name for field in dataclasses.fields(SearchOptions)}
     options = SearchOptions(**{name: settings.pop(name) for name in names & settings.keys()})
-    preset = settings.pop("preset", () if env else (PRESET,))
-    given = settings_of([preset] if isinstance(preset, str) else preset)
-    given |= settings | ({"env": env} if env else {}) | ({"run_dir": Path(run_dir)} if run_dir else {})
+    given = settings | ({"env": env} if env else {}) | ({"run_dir": Path(run_dir)} if run_dir else {})
+    if preset := given.pop("preset", ()):
+        given = {**settings_of([preset] if isinstance(preset, str) else preset), **given}
+    else:
+        given = {**defaults_beside(given), **given}
     result = search(make_config(with_orders(given)), options)
     if result is None:
         raise KeyboardInterrupt
     return result
+
+
+def defaults_beside(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of a search that suit the settings that were given."""
+    parts = part_classes({**DEFAULTS, **given})
+    known = {field.name for part in (TrainConfig, *parts.values()) for field in dataclasses.fields(part)}
+    if "total_steps" in given:
+        known.discard("total_episodes")
+    return {name: value for name, value in DEFAULTS.items() if name in known}
 
 
 def with_orders(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,10 +271,11 @@ class _Search:
         started_from = None if job.init_from is None else job.init_from.name
         line = {"trial": job.trial, "order": ORDERS[job.order], "seed": job.seed, "started_from": started_from}
         self._folder.add({**line, **figures})
+        number = f"{len(self._folder.counted)} of {self._options.budget_trials * self._options.seeds_per_trial}"
         self._say(
-            f"{len(self._folder.counted)} of {self._options.budget_trials * self._options.seeds_per_trial}: "
-            f"{ORDERS[job.order].replace(',', ' › ')} (seed {job.seed}) scores {figures[SCORE]:.1f}, "
-            f"compliance {figures['compliance']:.0%}, {figures['wall_seconds']:.1f} s"
+            f"{'From nothing' if job.trial == FROM_NOTHING else number}: {ORDERS[job.order].replace(',', ' › ')} "
+            f"(seed {job.seed}) scores {figures[SCORE]:.1f}, compliance {figures['compliance']:.0%}, "
+            f"{figures['wall_seconds']:.1f} s"
         )
         return True
 
