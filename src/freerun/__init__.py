@@ -27,6 +27,7 @@ __all__ = [
     "load_policy",
     "resume",
     "resume_sweep",
+    "search_workflows",
     "sweep",
     "train",
 ]
@@ -45,6 +46,7 @@ _HOMES = {
     "resume": "freerun.tools.api",
     "resume_sweep": "freerun.tools.api",
     "sweep": "freerun.tools.api",
+    "search_workflows": "freerun.tools.workflow_search.order_search",
     "train": "freerun.tools.api",
 }
 """Where each name lives. It is imported at first use, because worker processes import this package and must stay
