@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,9 +39,6 @@ class DQNConfig(OffPolicyConfig):
     medians and not means, so that rare failures hardly count."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this norm."""
-    updates_per_step: Common[float | None] = None
-    """Gradient steps per environment step, in every mode (if not given: 0.5, and for more than 64 environments that are
-    tensors 32 per step of all of them)."""
     batch_size: Common[int | None] = None
     """Steps in a gradient step (if not given: 128, and for many environments that are tensors two of each, at most
     8192)."""
@@ -53,7 +49,6 @@ class DQNConfig(OffPolicyConfig):
     hidden_sizes: Common[tuple[int, ...]] = (128, 128)
     """Hidden layers of the network."""
     default_batch_size: ClassVar[int] = 128
-    defaults_per_step: ClassVar[Mapping[str, float]] = {"updates_per_step": 0.5}
 
     def __post_init__(self) -> None:
         super().__post_init__()
