@@ -183,7 +183,8 @@ def write(options: Options, results: dict[str, list[tuple[float, float]]]) -> No
         "# A search for settings",
         "",
         f"{options.trials} trainings of {options.total_steps:,} steps each on {ENV} with {os.cpu_count()} cores, "
-        f"with the same learning rates in all studies; medians of {options.repeats}. `benchmarks/sweeping.py` wrote this.",
+        f"with the same learning rates in all studies; medians of {options.repeats}. "
+        "`benchmarks/sweeping.py` wrote this.",
         "",
         "| study | seconds | lowest–highest | × `freerun sweep` | mean score |",
         "| --- | ---: | ---: | ---: | ---: |",
