@@ -86,6 +86,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/watching.py
 	$(BIN)/python benchmarks/beside_rsl_rl.py
 	$(BIN)/python benchmarks/ray_straggler.py
+	$(BIN)/python benchmarks/sweeping.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/network_defence.py
 	$(BIN)/python benchmarks/cyber.py

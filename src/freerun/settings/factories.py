@@ -81,9 +81,11 @@ def make_factory(config: AnyConfig) -> GymnasiumFactory:
 
 
 def run_seed(config: AnyConfig) -> RunSeed:
-    """Return what the episodes of a run are seeded by. Only the trainings of a series need seeds that tell them
-    apart."""
-    return config.seed if config.env_settings.series() else RepeatedSeed(config.seed)
+    """Return what the episodes of a run are seeded by.
+
+    Only the trainings of a series need seeds that tell them apart, and tensors have one seed for all episodes.
+    """
+    return config.seed if config.env_settings.series() or is_tensors(config) else RepeatedSeed(config.seed)
 
 
 def _policy_group_only(config: AnyConfig) -> bool:

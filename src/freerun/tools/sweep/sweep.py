@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from freerun.adapters.isaac_launch import is_isaac_task
 from freerun.core import UserError, callable_name
 from freerun.persistence import trust
 from freerun.persistence.files import read_json, write_json
@@ -74,6 +75,8 @@ class Sweep:
         OPTUNA.require("freerun sweep")
         if config.num_learners > 1:
             raise UserError("the trainings of a sweep have one learner each: leave --num-learners out")
+        if is_isaac_task(config.env):
+            raise UserError("Isaac Lab's simulator serves one training per process: start freerun train for each")
         if config.watch:
             raise UserError("the trials of a sweep are shown by freerun watch: leave --watch out")
         if len(config.env_settings.series()) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,6 +97,8 @@ class LocalTrainer:
 
     def __init__(self) -> None:
         self._pools: OrderedDict[str, Pool] = OrderedDict()
+        # A pool shortens it while it is open, and restores what it has found: another pool's, if there were several.
+        self._switch_interval = sys.getswitchinterval()
 
     def train(self, order: TrainingOrder, report: Report) -> TrainingOutcome:
         config = complete(order.config)
@@ -111,21 +114,24 @@ class LocalTrainer:
         if not _can_share_workers(config):
             return run(config, on_update=on_update)
         key = _workers_key(config)
-        pool = self._pools.pop(key, None) or Pool(make_factory(config))
+        pool = self._pools.pop(key, None)
+        if pool is None:
+            while len(self._pools) >= MOST_POOLS:
+                self._pools.popitem(last=False)[1].close()  # the one that was not used the longest
+            pool = Pool(make_factory(config))
         try:
             result = run(config, pool, number, on_update=on_update)
         except BaseException:
             pool.close()  # nobody knows what a training that failed has left behind
             raise
-        self._pools[key] = pool  # at the end: the one that was used last
-        while len(self._pools) > MOST_POOLS:
-            self._pools.popitem(last=False)[1].close()
+        self._pools[key] = pool
         return result
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
+        sys.setswitchinterval(self._switch_interval)
 
 
 def _can_share_workers(config: AnyConfig) -> bool:
