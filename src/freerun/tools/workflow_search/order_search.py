@@ -42,7 +42,7 @@ DEFAULTS = {
     "checkpoint_every": "never",
 }
 """What is trained if neither --preset nor --config is given: short trainings in which the order matters. With episodes
-of 100 steps and the usual weight of 10, the scores of two seeds differed more than those of two orders."""
+of 100 steps and the usual weight of 10, the compliance of trained defenders was between 13 % and 99 %."""
 ORDER_FIELD = "workflow"
 """The setting that an environment must have to be searched: it takes the orders."""
 FROM_NOTHING = -1
@@ -100,7 +100,7 @@ def search(config: AnyConfig, options: SearchOptions, say: Say = logger.info) ->
     is_finished = True
     if len(folder.trials()) < options.budget_trials or _unfinished(folder):
         with _trainers(config, options) as trainers:
-            is_finished = _Search(config, options, folder, sampler, trainers, say).run()
+            is_finished = _TrialLoop(config, options, folder, sampler, trainers, say).run()
     if not folder.finished():
         return None
     ranking = write_report(folder, sampler)
@@ -188,7 +188,7 @@ def _unfinished(folder: SearchFolder) -> dict[int, list[dict[str, Any]]]:
     return {trial: lines for trial, lines in folder.trials().items() if len(lines) < folder.seeds_per_trial}
 
 
-class _Search:
+class _TrialLoop:
     """The state of a search that runs: what waits to be trained, and what is being trained."""
 
     def __init__(
