@@ -122,6 +122,8 @@ def test_a_killed_search_goes_on_without_repeating_a_training(
     # Nothing is left to do now, and the same command says so by doing nothing.
     assert main(["search-workflows", *WORDS, "--budget-trials", str(budget), "--run-dir", str(folder)]) == 0
     assert trainings(folder) == after
+    assert main(["search-workflows", "--resume", str(folder)]) == 0
+    assert trainings(folder) == after, "without --budget-trials, its own counts"
     assert main(["search-workflows", *WORDS, "--learning-rate", "0.5", "--run-dir", str(folder)]) == 2
     assert "other settings" in capsys.readouterr().err
 
@@ -154,6 +156,15 @@ def test_an_interrupted_training_goes_on_from_its_checkpoint(tmp_path: Path, mon
         for folder in ("whole", "stopped")
     )
     assert whole == resumed
+
+
+@pytest.mark.parametrize("content", ["{}", '{"settings": {}, "search": {"sampler": "tea"}, "budget_trials": 3}', "["])
+def test_a_folder_of_something_else_is_refused(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "search.json").write_text(content)
+    assert main(["search-workflows", "--resume", str(tmp_path)]) == 2
+    assert "search.json" in capsys.readouterr().err
 
 
 @pytest.mark.slow

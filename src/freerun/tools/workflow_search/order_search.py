@@ -47,6 +47,8 @@ ORDER_FIELD = "workflow"
 """The setting that an environment must have to be searched: it takes the orders."""
 FROM_NOTHING = -1
 """The number of the trial that shows the effect of --warm-start: its training is none of the budget's."""
+KEPT = ("sampler", "seeds_per_trial", "warm_start", "trial_episodes")
+"""The options that stay the same when a search is continued."""
 Say = Callable[[str], None]
 
 
@@ -94,7 +96,7 @@ def search(config: AnyConfig, options: SearchOptions, say: Say = logger.info) ->
     config = _for_search(complete(config))
     path = config.run_dir or Path("runs") / f"search-{config.mode}-{datetime.now():%Y%m%d-%H%M%S}"
     flat_config = without_secrets(flatten_config(config))
-    folder = SearchFolder.open(path, options.seeds_per_trial, _identity(flat_config, options))
+    folder = SearchFolder.open(path, options.seeds_per_trial, options.budget_trials, _identity(flat_config, options))
     trust.sign(path, code_in(flat_config))
     sampler = SAMPLERS[options.sampler](options.budget_trials, config.seed)
     is_finished = True
@@ -145,14 +147,18 @@ def with_orders(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, ORDER_FIELD: ORDERS}
 
 
-def resumed(folder: Path, named: list[str]) -> tuple[AnyConfig, dict[str, Any]]:
+def resumed(folder: Path, named: list[str]) -> tuple[AnyConfig, SearchOptions]:
     """Return the settings of a search that was stopped or killed, and its options. `named` is code that is trusted."""
     known = read_json(folder / SETTINGS)
-    settings, options = known.get("settings"), known.get("search")
-    if not isinstance(settings, dict) or not isinstance(options, dict):
+    settings, search, budget = known.get("settings"), known.get("search"), known.get("budget_trials")
+    usual = SearchOptions()
+    is_whole = isinstance(settings, dict) and isinstance(search, dict) and search.keys() == set(KEPT)
+    if not is_whole or any(type(search[name]) is not type(getattr(usual, name)) for name in KEPT):
+        raise UserError(f"{folder / SETTINGS} was not written by a search")
+    if not isinstance(budget, int) or search["sampler"] not in SAMPLERS:
         raise UserError(f"{folder / SETTINGS} was not written by a search")
     trust.check(code_in(settings), folder, named)
-    return make_config(with_orders({**settings, "run_dir": folder})), options
+    return make_config(with_orders({**settings, "run_dir": folder})), SearchOptions(budget_trials=budget, **search)
 
 
 def _for_search(config: AnyConfig) -> AnyConfig:
@@ -168,13 +174,12 @@ def _for_search(config: AnyConfig) -> AnyConfig:
 def _identity(flat_config: Mapping[str, Any], options: SearchOptions) -> dict[str, Any]:
     """Return the settings that must be the same when a search goes on: not how long or how parallel it is."""
     left_out = (*ABOUT_ONE_RUN, ORDER_FIELD)
-    kept = {name: getattr(options, name) for name in ("sampler", "seeds_per_trial", "warm_start", "trial_episodes")}
     settings = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in flat_config.items()
         if name not in left_out
     }
-    return {"settings": settings, "search": kept}
+    return {"settings": settings, "search": {name: getattr(options, name) for name in KEPT}}
 
 
 def _trainers(config: AnyConfig, options: SearchOptions) -> AbstractContextManager[TrainerGroup]:
