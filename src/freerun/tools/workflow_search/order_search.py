@@ -151,12 +151,14 @@ def resumed(folder: Path, named: list[str]) -> tuple[AnyConfig, SearchOptions]:
     """Return the settings of a search that was stopped or killed, and its options. `named` is code that is trusted."""
     known = read_json(folder / SETTINGS)
     settings, search, budget = known.get("settings"), known.get("search"), known.get("budget_trials")
-    usual = SearchOptions()
-    is_whole = isinstance(settings, dict) and isinstance(search, dict) and search.keys() == set(KEPT)
-    if not is_whole or any(type(search[name]) is not type(getattr(usual, name)) for name in KEPT):
-        raise UserError(f"{folder / SETTINGS} was not written by a search")
-    if not isinstance(budget, int) or search["sampler"] not in SAMPLERS:
-        raise UserError(f"{folder / SETTINGS} was not written by a search")
+    foreign = UserError(f"{folder / SETTINGS} was not written by a search")
+    if not isinstance(settings, dict) or not isinstance(search, dict) or not isinstance(budget, int):
+        raise foreign
+    usual = {name: getattr(SearchOptions(), name) for name in KEPT}
+    if {name: type(value) for name, value in search.items()} != {name: type(value) for name, value in usual.items()}:
+        raise foreign
+    if search["sampler"] not in SAMPLERS:
+        raise foreign
     trust.check(code_in(settings), folder, named)
     return make_config(with_orders({**settings, "run_dir": folder})), SearchOptions(budget_trials=budget, **search)
 
