@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import freerun
-from freerun import experiment
+from freerun import experiment, training
 from freerun.settings.registry import make_config
 from freerun.tools.cli.main import main
 from freerun.tools.workflow_search.precedence import ORDERS
@@ -122,8 +122,49 @@ def test_a_killed_search_goes_on_without_repeating_a_training(
     # Nothing is left to do now, and the same command says so by doing nothing.
     assert main(["search-workflows", *WORDS, "--budget-trials", str(budget), "--run-dir", str(folder)]) == 0
     assert trainings(folder) == after
+    assert main(["search-workflows", "--resume", str(folder)]) == 0
+    assert trainings(folder) == after, "without --budget-trials, its own counts"
     assert main(["search-workflows", *WORDS, "--learning-rate", "0.5", "--run-dir", str(folder)]) == 2
     assert "other settings" in capsys.readouterr().err
+
+
+def test_an_interrupted_training_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SEARCH, "deterministic": True, "total_episodes": 18, "budget_trials": 3}
+    freerun.search_workflows(run_dir=tmp_path / "whole", **settings)
+    calls: list[int] = []
+
+    class Interrupts:
+        def write(self, step: int, metrics: Any) -> None:
+            if len(calls) == 2 and metrics["update"] == 2:
+                raise KeyboardInterrupt
+
+        def close(self) -> None: ...
+
+    def interrupted(algorithm: Any, collector: Any, budget: Any, ledger: Any, sinks: Any, *rest: Any) -> None:
+        calls.append(1)
+        training.train(algorithm, collector, budget, ledger, [*sinks, Interrupts()], *rest)
+
+    monkeypatch.setattr(experiment, "train", interrupted)
+    stopped = freerun.search_workflows(run_dir=tmp_path / "stopped", **settings)
+    assert stopped.outcome == "interrupted"
+    assert len(trainings(tmp_path / "stopped")) == 1
+    monkeypatch.undo()
+    assert freerun.search_workflows(run_dir=tmp_path / "stopped", **settings).outcome == "finished"
+    names = ("trial", "order", "seed", "run", "trial_return", "compliance")
+    whole, resumed = (
+        [{name: line[name] for name in names} for line in trainings(tmp_path / folder)]
+        for folder in ("whole", "stopped")
+    )
+    assert whole == resumed
+
+
+@pytest.mark.parametrize("content", ["{}", '{"settings": {}, "search": {"sampler": "tea"}, "budget_trials": 3}', "["])
+def test_a_folder_of_something_else_is_refused(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "search.json").write_text(content)
+    assert main(["search-workflows", "--resume", str(tmp_path)]) == 2
+    assert "search.json" in capsys.readouterr().err
 
 
 @pytest.mark.slow

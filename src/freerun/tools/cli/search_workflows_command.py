@@ -21,7 +21,7 @@ def search_workflows(words: list[str]) -> int:
     @dataclasses.dataclass(frozen=True)
     class SearchFlags(SearchOptions):
         resume: Path | None = None
-        """Continue the search in this folder, with its own settings."""
+        """Continue the search in this folder, with its own settings. Only --budget-trials and --at-once may change."""
         trust: Trusted = ()
 
     about = f"{search_workflows.__doc__} It takes the flags of `freerun train` too (docs/workflow_search.md)."
@@ -38,7 +38,9 @@ def search_workflows(words: list[str]) -> int:
         if rest:
             raise UserError(f"--resume goes on with the search's own settings: leave {rest[0]} out")
         config, known = resumed(flags.resume, list(flags.trust))
-        options = dataclasses.replace(options, **known)
+        has_budget = any(word.replace("_", "-").startswith("--budget-trials") for word in words)
+        budget = options.budget_trials if has_budget else known.budget_trials
+        options = dataclasses.replace(known, budget_trials=budget, at_once=options.at_once)
     result = search(config, options, lambda line: print(line, file=sys.stderr, flush=True))
     if result is None:
         return INTERRUPTED

@@ -37,8 +37,7 @@ class GPSampler:
     """Bayesian optimisation by Thompson sampling: it draws a score for every order from the posterior of the Gaussian
     process, and proposes the order whose draw is the highest.
 
-    Draws differ, so the same rule serves trainings one after another and several at once. In one after another it was
-    also better than expected improvement, which trusts single lucky scores (docs/workflow_search.md).
+    Draws differ, so the same rule serves trainings one after another and several at once.
     """
 
     def __init__(self, budget_trials: int, seed: int):

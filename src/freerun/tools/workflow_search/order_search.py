@@ -42,11 +42,13 @@ DEFAULTS = {
     "checkpoint_every": "never",
 }
 """What is trained if neither --preset nor --config is given: short trainings in which the order matters. With episodes
-of 100 steps and the usual weight of 10, the scores of two seeds differed more than those of two orders."""
+of 100 steps and the usual weight of 10, the compliance of trained defenders was between 13 % and 99 %."""
 ORDER_FIELD = "workflow"
 """The setting that an environment must have to be searched: it takes the orders."""
 FROM_NOTHING = -1
 """The number of the trial that shows the effect of --warm-start: its training is none of the budget's."""
+KEPT = ("sampler", "seeds_per_trial", "warm_start", "trial_episodes")
+"""The options that stay the same when a search is continued."""
 Say = Callable[[str], None]
 
 
@@ -94,13 +96,13 @@ def search(config: AnyConfig, options: SearchOptions, say: Say = logger.info) ->
     config = _for_search(complete(config))
     path = config.run_dir or Path("runs") / f"search-{config.mode}-{datetime.now():%Y%m%d-%H%M%S}"
     flat_config = without_secrets(flatten_config(config))
-    folder = SearchFolder.open(path, options.seeds_per_trial, _identity(flat_config, options))
+    folder = SearchFolder.open(path, options.seeds_per_trial, options.budget_trials, _identity(flat_config, options))
     trust.sign(path, code_in(flat_config))
     sampler = SAMPLERS[options.sampler](options.budget_trials, config.seed)
     is_finished = True
     if len(folder.trials()) < options.budget_trials or _unfinished(folder):
         with _trainers(config, options) as trainers:
-            is_finished = _Search(config, options, folder, sampler, trainers, say).run()
+            is_finished = _TrialLoop(config, options, folder, sampler, trainers, say).run()
     if not folder.finished():
         return None
     ranking = write_report(folder, sampler)
@@ -145,14 +147,20 @@ def with_orders(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, ORDER_FIELD: ORDERS}
 
 
-def resumed(folder: Path, named: list[str]) -> tuple[AnyConfig, dict[str, Any]]:
+def resumed(folder: Path, named: list[str]) -> tuple[AnyConfig, SearchOptions]:
     """Return the settings of a search that was stopped or killed, and its options. `named` is code that is trusted."""
     known = read_json(folder / SETTINGS)
-    settings, options = known.get("settings"), known.get("search")
-    if not isinstance(settings, dict) or not isinstance(options, dict):
-        raise UserError(f"{folder / SETTINGS} was not written by a search")
+    settings, search, budget = known.get("settings"), known.get("search"), known.get("budget_trials")
+    foreign = UserError(f"{folder / SETTINGS} was not written by a search")
+    if not isinstance(settings, dict) or not isinstance(search, dict) or not isinstance(budget, int):
+        raise foreign
+    usual = {name: getattr(SearchOptions(), name) for name in KEPT}
+    if {name: type(value) for name, value in search.items()} != {name: type(value) for name, value in usual.items()}:
+        raise foreign
+    if search["sampler"] not in SAMPLERS:
+        raise foreign
     trust.check(code_in(settings), folder, named)
-    return make_config(with_orders({**settings, "run_dir": folder})), options
+    return make_config(with_orders({**settings, "run_dir": folder})), SearchOptions(budget_trials=budget, **search)
 
 
 def _for_search(config: AnyConfig) -> AnyConfig:
@@ -168,13 +176,12 @@ def _for_search(config: AnyConfig) -> AnyConfig:
 def _identity(flat_config: Mapping[str, Any], options: SearchOptions) -> dict[str, Any]:
     """Return the settings that must be the same when a search goes on: not how long or how parallel it is."""
     left_out = (*ABOUT_ONE_RUN, ORDER_FIELD)
-    kept = {name: getattr(options, name) for name in ("sampler", "seeds_per_trial", "warm_start", "trial_episodes")}
     settings = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in flat_config.items()
         if name not in left_out
     }
-    return {"settings": settings, "search": kept}
+    return {"settings": settings, "search": {name: getattr(options, name) for name in KEPT}}
 
 
 def _trainers(config: AnyConfig, options: SearchOptions) -> AbstractContextManager[TrainerGroup]:
@@ -188,7 +195,7 @@ def _unfinished(folder: SearchFolder) -> dict[int, list[dict[str, Any]]]:
     return {trial: lines for trial, lines in folder.trials().items() if len(lines) < folder.seeds_per_trial}
 
 
-class _Search:
+class _TrialLoop:
     """The state of a search that runs: what waits to be trained, and what is being trained."""
 
     def __init__(

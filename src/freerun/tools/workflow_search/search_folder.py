@@ -40,13 +40,13 @@ class SearchFolder:
     """The finished trainings, in the order in which they ended."""
 
     @classmethod
-    def open(cls, path: Path, seeds_per_trial: int, settings: Mapping[str, Any]) -> SearchFolder:
+    def open(cls, path: Path, seeds_per_trial: int, budget_trials: int, settings: Mapping[str, Any]) -> SearchFolder:
         """Begin a search in a new folder, or continue the search of the same settings that the folder holds."""
         path.mkdir(parents=True, exist_ok=True)
         known = json.loads(json.dumps(settings))  # a file has lists where settings have tuples
-        if (path / SETTINGS).exists() and read_json(path / SETTINGS) != known:
+        if (path / SETTINGS).exists() and {**read_json(path / SETTINGS), **known} != read_json(path / SETTINGS):
             raise UserError(f"{path} holds a search with other settings: name another --run-dir")
-        write_json(path / SETTINGS, known)
+        write_json(path / SETTINGS, {**known, "budget_trials": budget_trials})
         return cls(path, seeds_per_trial, read_trainings(path))
 
     def add(self, line: dict[str, Any]) -> None:

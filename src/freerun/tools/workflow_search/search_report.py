@@ -200,7 +200,8 @@ def draw(ranking: Ranking, path: Path) -> None:
         effects[first, second], effects[second, first] = one.effect, -one.effect
         for row, column, effect in ((first, second, one.effect), (second, first, -one.effect)):
             matrix.text(column, row, f"{effect:+.1f}\n± {one.deviation:.1f}", ha="center", va="center", fontsize=9)
-    limit = float(np.nanmax(np.abs(effects))) or 1.0
+    # Half as wide again as the effects are, because the text would be hard to read on the darkest colours.
+    limit = 1.5 * float(np.nanmax(np.abs(effects))) or 1.0
     image = matrix.imshow(effects, cmap="RdBu", vmin=-limit, vmax=limit)
     figure.colorbar(image, ax=matrix, shrink=0.8, label="difference of the expected score")
     ticks = range(len(groups))
@@ -214,7 +215,7 @@ def draw(ranking: Ranking, path: Path) -> None:
         if entry.score is not None:
             best.plot(entry.score, place, "x", color="#d9822b")
     best.set_yticks(range(len(shown)), [entry.order.replace(",", " › ") for entry in shown], fontsize=7)
-    best.set(title="The best orders: expected score ± deviation, × measured", xlabel="score")
+    best.set(title="Expected score ± deviation (× measured)", xlabel="score")
     best.grid(alpha=0.3)
     best.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
