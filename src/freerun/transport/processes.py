@@ -15,7 +15,8 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver, resource_sharer, util
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnProcess
 from multiprocessing.synchronize import SemLock
 from typing import Any
 
@@ -156,6 +157,21 @@ def start(target: Callable[..., None], *arguments: object) -> ForkServerProcess:
     with without_main():
         process.start()
     return process
+
+
+def start_server(target: Callable[..., None], *arguments: object) -> tuple[SpawnProcess, Connection]:
+    """Run `target(connection, *arguments)` in a process that may start workers of its own; return our end of the pipe.
+
+    It is spawned and not forked, because this process has threads, and its fork server must not load torch. Daemonic
+    processes may have no children, so it is none: `target` should call `end_with_parent`.
+    """
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe()
+    process = spawning.Process(target=target, args=(theirs, *arguments))
+    with without_main():
+        process.start()
+    theirs.close()  # so that reading raises EOFError as soon as the process has died
+    return process, ours
 
 
 def ask(target: Callable[..., None], *arguments: object, seconds: float) -> Any:

@@ -24,10 +24,10 @@ from freerun.settings.defaults import default_num_workers
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import find_mode, flatten_config, make_config
 from freerun.tools.sweep import sweep_report
+from freerun.tools.sweep.remote_trainer import RemoteTrainer
 from freerun.tools.sweep.search_space import Dimension, combinations, pack, read_dimensions, unpack, with_values
 from freerun.tools.sweep.sweep_options import SweepOptions
 from freerun.tools.sweep.sweep_study import OPTUNA, SweepStudy, TrialRow
-from freerun.tools.sweep.trainer_processes import RemoteTrainer
 from freerun.tools.sweep.trial_training import (
     FAILURES,
     NUM_RUNGS,

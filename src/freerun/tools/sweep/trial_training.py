@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +15,7 @@ from freerun.run.evaluation import evaluate
 from freerun.run.pool import Pool
 from freerun.run.series import can_share_workers
 from freerun.run.update_hooks import Update
+from freerun.run.warm_pools import WarmPools
 from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
 from freerun.settings.factories import make_factory
@@ -25,9 +24,6 @@ from freerun.settings.registry import flatten_config
 NUM_RUNGS = 10
 """A training is compared with others after each tenth, whatever its updates are: so trials with other numbers of steps
 per update can be compared too."""
-MOST_POOLS = 4
-"""So many groups of workers are kept at most. Trials that differ in the seed or in the environment need different
-ones."""
 LEARNER_SETTINGS = (
     "total_steps",
     "total_episodes",
@@ -96,9 +92,7 @@ class LocalTrainer:
     """Trains in this process, and keeps the workers of earlier trainings for later ones."""
 
     def __init__(self) -> None:
-        self._pools: OrderedDict[str, Pool] = OrderedDict()
-        # A pool shortens it while it is open, and restores what it has found: another pool's, if there were several.
-        self._switch_interval = sys.getswitchinterval()
+        self._pools = WarmPools()
 
     def train(self, order: TrainingOrder, report: Report) -> TrainingOutcome:
         config = complete(order.config)
@@ -113,25 +107,11 @@ class LocalTrainer:
     def _run(self, config: AnyConfig, number: int, on_update: Callable[[Update], None]) -> Result:
         if not _can_share_workers(config):
             return run(config, on_update=on_update)
-        key = _workers_key(config)
-        pool = self._pools.pop(key, None)
-        if pool is None:
-            while len(self._pools) >= MOST_POOLS:
-                self._pools.popitem(last=False)[1].close()  # the one that was not used the longest
-            pool = Pool(make_factory(config))
-        try:
-            result = run(config, pool, number, on_update=on_update)
-        except BaseException:
-            pool.close()  # nobody knows what a training that failed has left behind
-            raise
-        self._pools[key] = pool
-        return result
+        with self._pools.lend(_workers_key(config), lambda: Pool(make_factory(config))) as pool:
+            return run(config, pool, number, on_update=on_update)
 
     def close(self) -> None:
-        for pool in self._pools.values():
-            pool.close()
-        self._pools.clear()
-        sys.setswitchinterval(self._switch_interval)
+        self._pools.close()
 
 
 def _can_share_workers(config: AnyConfig) -> bool:

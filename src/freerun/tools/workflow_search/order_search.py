@@ -24,12 +24,12 @@ from freerun.settings.env_flags import NOT_GIVEN, settings_class
 from freerun.settings.named_code import code_in
 from freerun.settings.presets import settings_of
 from freerun.settings.registry import flatten_config, make_config, part_classes
+from freerun.tools.workflow_search.order_processes import trainer_processes
 from freerun.tools.workflow_search.order_samplers import SAMPLERS, OrderSampler
 from freerun.tools.workflow_search.order_trainer import TrainerGroup, TrainingJob, inline_trainers
 from freerun.tools.workflow_search.precedence import ORDERS
 from freerun.tools.workflow_search.search_folder import SCORE, SETTINGS, SearchFolder
 from freerun.tools.workflow_search.search_report import Ranking, write_report
-from freerun.tools.workflow_search.trainer_processes import trainer_processes
 
 logger = logging.getLogger("freerun")
 

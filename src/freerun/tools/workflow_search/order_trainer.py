@@ -12,12 +12,10 @@ from typing import Any, Protocol
 from freerun.experiment import run
 from freerun.run import series
 from freerun.run.pool import Pool
+from freerun.run.warm_pools import WarmPools
 from freerun.settings.config import AnyConfig
 from freerun.settings.factories import make_factory
 from freerun.tools.workflow_search.precedence import ORDERS
-
-MOST_POOLS = 3
-"""Workers belong to one seed. Those of the seeds that were used last stay warm."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class OrderTrainer:
         self._config = config
         self._num_episodes = num_episodes
         self._trainings = config.env_settings.series()
-        self._pools: dict[int, Pool] = {}
+        self._pools = WarmPools()
         self._num_trained = 0
 
     def train(self, job: TrainingJob) -> dict[str, Any] | None:
@@ -62,14 +60,18 @@ class OrderTrainer:
         # What a killed search has trained of this order goes on from its newest checkpoint. It gets workers of its own,
         # because those of a pool know trainings by numbers that only increase.
         path, found = series.find_place(job.run_dir)
-        pool = self._pool(job.seed) if found is None else None
         own = dataclasses.replace(
             self._config, env_settings=env_settings, run_dir=path, seed=job.seed, init_from=job.init_from
         )
-        # Workers read from the number of the training, modulo the number of orders, which order they serve.
-        number = job.order + self._num_trained * len(ORDERS)
-        self._num_trained += 1
-        result = run(own, pool, number if pool else 0, found)
+        if found is None and series.can_share_workers(own):
+            # Workers read from the number of the training, modulo the number of orders, which order they serve.
+            number = job.order + self._num_trained * len(ORDERS)
+            self._num_trained += 1
+            # Workers belong to one seed.
+            with self._pools.lend(job.seed, lambda: Pool(make_factory(self._config))) as pool:
+                result = run(own, pool, number)
+        else:
+            result = run(own, None, 0, found)
         if result.summary["outcome"] != "finished":
             return None
         # Every order is judged by the same episodes, whatever seed it was trained with.
@@ -80,21 +82,8 @@ class OrderTrainer:
             **series.judge(judged, result.policy.actor, self._num_episodes),
         }
 
-    def _pool(self, seed: int) -> Pool | None:
-        """Return the workers of a seed; None if the mode needs new ones for every training."""
-        if not series.can_share_workers(self._config):
-            return None
-        if seed in self._pools:
-            self._pools[seed] = self._pools.pop(seed)  # the dictionary is ordered by last use
-        else:
-            if len(self._pools) >= MOST_POOLS:
-                self._pools.pop(next(iter(self._pools))).close()
-            self._pools[seed] = Pool(make_factory(self._config))
-        return self._pools[seed]
-
     def close(self) -> None:
-        for pool in self._pools.values():
-            pool.close()
+        self._pools.close()
 
 
 class InlineTrainers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 from multiprocessing.connection import Connection
@@ -23,14 +22,7 @@ class RemoteTrainer:
     """A `Trainer` in a process of its own, which has its own workers. It ends with this process at the latest."""
 
     def __init__(self) -> None:
-        # Spawned and not forked, because this process has threads, and its fork server must not load torch.
-        context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        # Not daemonic: it starts workers, which daemonic processes may not.
-        self._process = context.Process(target=_serve, args=(theirs,))
-        with processes.without_main():
-            self._process.start()
-        theirs.close()
+        self._process, self._ours = processes.start_server(_serve)
 
     def train(self, order: TrainingOrder, report: Report) -> TrainingOutcome:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
 import os
 import pickle
 import signal
@@ -33,18 +32,13 @@ class TrainerProcesses:
         # They share the workers of the search, and each has one at least.
         num_workers = max(1, (config.num_workers or 1) // num_at_once)
         payload = cloudpickle.dumps((dataclasses.replace(config, num_workers=num_workers), num_episodes))
-        context = multiprocessing.get_context("spawn")  # not fork: torch's threads do not survive it
         self._processes: list[SpawnProcess] = []
         self._free: list[Connection] = []
         self._jobs: dict[Connection, TrainingJob] = {}
-        for index in range(num_at_once):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, payload), name=f"freerun-trainer-{index}")
-            with processes.without_main():
-                process.start()
-            there.close()  # so that `recv` raises EOFError as soon as the process has died
+        for _ in range(num_at_once):
+            process, connection = processes.start_server(_serve, payload)
             self._processes.append(process)
-            self._free.append(here)
+            self._free.append(connection)
 
     def start(self, job: TrainingJob) -> None:
         connection = self._free.pop()
