@@ -53,7 +53,8 @@ def test_a_row_has_all_groups_and_the_mask_last() -> None:
     assert env.reset(seed=0)[0].tolist() == [7, 7, 7, 7, 0.5, -0.5, 0, 1, 1]
     policy_only = GymnasiumFactory(Grouped, policy_group_only=True).make_one()
     row, _ = policy_only.reset(seed=0)
-    assert (row.tolist(), row.dtype) == ([7, 7, 7, 7, 0, 1, 1], np.uint8)  # pictures stay bytes
+    assert row.tolist() == [7, 7, 7, 7, 0, 1, 1]
+    assert row.dtype == np.uint8  # pictures stay bytes
 
 
 def test_who_ignores_masks_sees_them_as_any_other_part() -> None:
