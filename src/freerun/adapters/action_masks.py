@@ -100,8 +100,9 @@ class MaskReader:
     def read(self, found: Any) -> Mask:
         """Read the mask of one action, or the masks of several one after another. Raises ValueError if it is none."""
         # Gymnasium's own masks for MultiDiscrete are a tuple of arrays.
-        parts = found if isinstance(found, list | tuple) else (found,)
-        mask: Mask = np.concatenate([np.ravel(part) for part in parts]) != 0
+        if isinstance(found, list | tuple):
+            found = np.concatenate([np.ravel(part) for part in found])
+        mask: Mask = np.ravel(found) != 0
         if len(mask) != self.size:
             raise ValueError(f"it has {len(mask)} numbers, but there are {self.size} choices: give one for each choice")
         return mask
