@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ISAAC := build/isaac
+MJLAB := build/mjlab
 ISAAC_PYTHON ?= python3.12
 
-.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac check format bench docs clean
+.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac test-mjlab check format bench docs clean
 
 # A defender of a network: it beats one that restores on sight within a minute.
 train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
@@ -52,6 +53,16 @@ $(ISAAC)/.installed: tests/isaac/requirements.txt tests/isaac/make_assets.py
 	$(ISAAC)/bin/pip install -q -r tests/isaac/requirements.txt
 	$(ISAAC)/bin/pip install -q --no-deps isaaclab==3.0.0
 	$(ISAAC)/bin/python tests/isaac/make_assets.py $(ISAAC)/assets
+	touch $@
+
+# RSL-RL's adapter on the real mjlab, on the CPU; the first run compiles its kernels, which takes a minute.
+test-mjlab: $(MJLAB)/.installed
+	PYTHONPATH=src $(MJLAB)/bin/python -m pytest -W default -o timeout=1200 tests/real_mjlab tests/adapters/test_rsl_rl.py
+
+$(MJLAB)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(MJLAB)
+	$(MJLAB)/bin/pip install -q torch==2.13.0
+	$(MJLAB)/bin/pip install -q torch==2.13.0 mjlab==1.6.0 hypothesis pytest pytest-timeout pytest-xdist -e '.[rsl-rl]'
 	touch $@
 
 check: $(INSTALLED)

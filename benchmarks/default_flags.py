@@ -46,9 +46,25 @@ CASES = {
         100,
         (*HUNDRED, *TEN_THOUSAND, "--num-epochs", "4", "--minibatch-size", "256", "--total-steps", "400000"),
     ),
+    "Straggler × 100, as in peers.py": Case(
+        STRAGGLER,
+        100,
+        (
+            *(*HUNDRED, *TEN_THOUSAND, "--num-epochs", "4", "--minibatch-size", "2000", "--segment-steps", "25"),
+            *("--total-steps", "400000"),
+        ),
+    ),
     "HalfCheetah × 2, no other flags": Case(HALF_CHEETAH, 2, ("--num-workers", "2", "--total-steps", "250000")),
     "CartPole × 2 × 32, no other flags": Case(
         CART_POLE, 2, ("--num-workers", "2", "--envs-per-worker", "32", "--total-steps", "400000")
+    ),
+    "CartPole × 2 × 32, as in peers.py": Case(
+        CART_POLE,
+        2,
+        (
+            *("--num-workers", "2", "--envs-per-worker", "32", "--segment-steps", "156", "--steps-per-update", "9984"),
+            *("--num-epochs", "4", "--minibatch-size", "2000", "--total-steps", "1500000"),
+        ),
     ),
 }
 

@@ -1,7 +1,9 @@
-"""RoughDrone's hover task: how soon is it learned, by the clock and in real steps, by PPO, fast SAC and MBPO?
+"""RoughDrone's tasks learned by several algorithms: by steps and by seconds, beside scripted pilots and upper bounds.
 
-Learned is a return of 100 (of at most 150) in three episodes with the most likely actions. Every run is a process of
-its own, one at a time; finished runs are kept in drone_learning.json, so an interrupted benchmark continues.
+A curve is the mean return of the last 100 training episodes, with the noise of exploration. The table also has the
+trained policy's own return: the most likely actions in one episode of each of 256 drones with held-out seeds. Every run
+is a process of its own. Runs are kept in drone_learning.json by (task, name, seed): a further call adds the missing
+ones and drops none, so an interrupted benchmark continues. benchmarks/drone_pilots.py measures the pilots.
 """
 
 from __future__ import annotations
@@ -10,147 +12,246 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 import tyro
 from pictures import make_plots, save
+from run_file import RunFile
 
-LEARNED = 100.0
-COMMON = (
-    *("freerun/RoughDrone-v0", "--env-args", "task", "hover", "--mode", "batch", "--acceleration", "graph"),
-    *("--eval-episodes", "3", "--quiet"),
-)
-PPO = ("--algo", "ppo", "--num-epochs", "5", "--learning-rate", "1e-3", "--initial-log-std", "-0.5")
-SYSTEMS: dict[str, tuple[str, ...]] = {
-    "PPO, 4,096 drones": (
-        *PPO,
-        *("--num-envs", "4096", "--minibatch-size", "24576", "--hidden-sizes", "128", "128"),
-        *("--total-steps", "8000000", "--eval-every", "400000"),
+import freerun
+from freerun_envs.drone_pilots import fly
+from freerun_envs.drone_sim import RoughDroneSim
+
+RESULTS = Path(__file__).parent / "results"
+TASKS = {"hover": ("hover", 1), "waypoint": ("waypoint", 1), "explore": ("explore", 1), "explore-v0": ("explore", 0)}
+"""The task and the version of the environment. `hover` and `waypoint` are the same in both versions."""
+MILLION = 1_000_000
+TOTAL_STEPS = {
+    "ppo": {"hover": 8 * MILLION, "waypoint": 60 * MILLION, "explore": 100 * MILLION, "explore-v0": 60 * MILLION},
+    "mbpo": {"hover": 100_000, "waypoint": 400_000, "explore": 400_000, "explore-v0": 400_000},
+}
+OTHER_STEPS = {"hover": 3 * MILLION, "waypoint": 20 * MILLION, "explore": 30 * MILLION, "explore-v0": 20 * MILLION}
+"""Of algorithms that TOTAL_STEPS does not name, such as off-policy ones with thousands of drones."""
+FLAGS = {
+    "ppo": (
+        *("--num-envs", "4096", "--minibatch-size", "24576", "--num-epochs", "5", "--hidden-sizes", "128", "128"),
+        *("--learning-rate", "1e-3", "--initial-log-std", "-0.5"),
     ),
-    "PPO, 512 drones": (
-        *PPO,
-        *("--num-envs", "512", "--minibatch-size", "3072", "--hidden-sizes", "64", "64"),
-        *("--total-steps", "1500000", "--eval-every", "100000"),
-    ),
-    "fast SAC, 4,096 drones": (
-        *("--algo", "fastsac", "--num-envs", "4096", "--total-steps", "4000000", "--eval-every", "200000"),
-    ),
-    "MBPO, 64 drones": (
-        *("--preset", "mbpo-drone", "--eval-every", "3000", "--total-steps", "100000"),
-        *("--hidden-sizes", "256", "256", "--batch-size", "256", "--learning-rate", "3e-4"),
+    "mbpo": (
+        *("--preset", "mbpo-drone", "--hidden-sizes", "256", "256", "--batch-size", "256", "--learning-rate", "3e-4"),
         *("--model-hidden-sizes", "200", "200", "200", "200", "--model-updates-per-step", "1"),
     ),
-    "MBPO, 64 drones, small networks": ("--preset", "mbpo-drone", "--eval-every", "2000"),
 }
+OTHER_FLAGS = ("--num-envs", "4096")
+REACHED = 0.7
+"""The share of the best pilot's return at which a task counts as learned: 99 in `hover`."""
+NUM_TRIALS, TRIAL_SEED = 256, 77_000
+MAX_POINTS = 300
+"""Of a curve."""
 
 
 @dataclass(frozen=True)
 class Options:
-    systems: tuple[str, ...] = tuple(SYSTEMS)
-    """Who learns."""
+    tasks: tuple[str, ...] = ("hover", "waypoint", "explore")
+    """What is learned: hover, waypoint, explore (version 1), explore-v0."""
+    algorithms: tuple[str, ...] = ("ppo", "mbpo")
+    """Who learns: any names that --algo takes."""
     seeds: int = 3
     """Runs of each: seeds 0, 1, …"""
-    jobs: int = 1
-    """Runs at a time; with more than one, do not trust the seconds."""
+    name: str | None = None
+    """The runs' name in the report (the algorithm's if not given), for runs with other --flags or --env-args."""
+    flags: str = ""
+    """More flags for every run, in one word: --flags="--gamma 0.995 --num-envs 8192"."""
+    env_args: str = ""
+    """More arguments of the environment, in one word: --env-args="terrain_seed 1"."""
+    total_steps: int | None = None
+    """Instead of the steps that are listed in this file."""
     device: str = "auto"
     """Of simulator and learner."""
-    output: Path = Path(__file__).parent / "results" / "drone_learning"
+    at_once: int = 1
+    """Runs at a time. With more than one the seconds are too many, and the report says so."""
+    max_minutes: float | None = None
+    """End by then. Runs that have not finished are stopped and left to the next call."""
+    again: bool = False
+    """Run again what has finished before; a new result takes the place of the old one."""
+    output: Path = RESULTS / "drone_learning"
     """Folder for drone_learning.json, .md and .png."""
     report_only: bool = False
     """Write the report again, run nothing."""
 
 
-def run_one(system: str, seed: int, device: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Run:
+    task: str
+    name: str
+    seed: int
+    device: str
+    curve: list[tuple[int, float, float]]
+    """(step, return, seconds)."""
+    measured: str = "training"
+    """What the curve consists of: returns of training episodes, or of trials with the most likely actions."""
+    at_once: int = 1
+    final: dict[str, float] = field(default_factory=dict)
+    """The trained policy's mean return, deviation, share of crashes and share of cells seen."""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.task, self.name, self.seed
+
+
+def run_one(options: Options, task: str, algorithm: str, seed: int, deadline: float | None) -> Run:
+    kind, version = TASKS[task]
+    steps = options.total_steps or TOTAL_STEPS.get(algorithm, OTHER_STEPS)[task]
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        flags = (*COMMON, *SYSTEMS[system], "--seed", str(seed), "--device", device, "--run-dir", str(run_dir))
-        subprocess.run([sys.executable, "-m", "freerun", "train", *flags], check=True)
-        lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        where = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["device"]
-    curve: dict[int, tuple[float, float]] = {}
-    for record in map(json.loads, lines):
-        if "eval_step" in record:
-            curve.setdefault(int(record["eval_step"]), (record["eval_return"], record["wall_seconds"]))
+        flags = (
+            *(f"freerun/RoughDrone-v{version}", "--env-args", "task", kind, *options.env_args.split()),
+            *(*FLAGS.get(algorithm, OTHER_FLAGS), "--algo", algorithm, "--mode", "batch", "--quiet"),
+            *("--total-steps", str(steps), "--seed", str(seed), "--device", options.device),
+            *(*options.flags.split(), "--run-dir", str(run_dir)),
+        )
+        left = None if deadline is None else max(1.0, deadline - time.monotonic())
+        subprocess.run([sys.executable, "-m", "freerun", "train", *flags], check=True, timeout=left)
+        records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        device = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["device"]
+        final = trials(run_dir, kind, version, options.env_args.split())
+    points = [(r["step"], r["return_mean"], r["wall_seconds"]) for r in records if r.get("return_mean") is not None]
+    curve = points[:: max(1, len(points) // MAX_POINTS)]
+    name = options.name or algorithm
+    return Run(task, name, seed, device, [*curve, points[-1]], at_once=options.at_once, final=final)
+
+
+def trials(run_dir: Path, task: str, version: int, env_args: list[str]) -> dict[str, float]:
+    policy = freerun.load_policy(run_dir)
+    more: dict[str, Any] = {
+        key: json.loads(value.lower()) for key, value in zip(env_args[::2], env_args[1::2], strict=True)
+    }
+    sim = RoughDroneSim(NUM_TRIALS, task=task, seed=TRIAL_SEED, autoreset=False, version=version, **more)
+    flights = fly(sim, lambda sim: torch.from_numpy(policy.predict(sim.observe().numpy())))
+    returns = flights.returns
     return {
-        "system": system,
-        "seed": seed,
-        "device": where,
-        "curve": [(step, score, seconds) for step, (score, seconds) in sorted(curve.items())],
+        "mean": float(returns.mean()),
+        "deviation": float(returns.std()),
+        "crashed": float(flights.crashed.float().mean()),
+        "seen": float(flights.seen_share.mean()),
     }
 
 
-def when_learned(record: dict[str, Any]) -> tuple[int, float] | None:
+# ---------------------------------------------------------------------------------------------- the report
+
+
+def pilots_of(task: str) -> tuple[float, str, float]:
+    """The upper bound, and the best pilot's name and mean return."""
+    tables = json.loads((RESULTS / "drone_pilots" / "drone_pilots.json").read_text(encoding="utf-8"))
+    table = next(table for table in tables if (table["task"], table["version"]) == TASKS[task])
+    best = max(table["pilots"], key=lambda pilot: pilot["mean"])
+    return table["most"], best["pilot"], best["mean"]
+
+
+def when_learned(run: Run, score: float) -> tuple[int, float] | None:
     """Steps and seconds."""
-    return next(((step, seconds) for step, score, seconds in record["curve"] if score >= LEARNED), None)
+    return next(((step, seconds) for step, found, seconds in run.curve if found >= score), None)
 
 
-def markdown(records: list[dict[str, Any]]) -> str:
+def spread(values: list[float], digits: int) -> str:
+    if not values:
+        return "–"
+    return f"{median(values):,.{digits}f} ({min(values):,.{digits}f} – {max(values):,.{digits}f})"
+
+
+def markdown(runs: list[Run]) -> str:
     lines = [
-        "# Learning to hover",
+        "# RoughDrone learned",
         "",
-        f"Return of {LEARNED:g} in three episodes with the most likely actions: after how many real steps and seconds "
-        "(with the trials). Medians (lowest – highest) over seeds; `benchmarks/drone_learning.py` wrote this.",
-        "",
-        "| | device | seeds | learned | real steps | seconds | return at the end |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        f"After how many real steps and seconds the return is {REACHED:.0%} of the best scripted pilot's: that of the "
+        "last 100 training episodes or, where the table says so, of trials with the most likely actions on the way "
+        "(whose time counts). *Trained* is the policy at the end, with the most likely actions in "
+        f"{NUM_TRIALS} episodes. Medians (lowest – highest) over seeds. `benchmarks/drone_learning.py` wrote this; "
+        "[the pilots](../drone_pilots/drone_pilots.md) are those of `benchmarks/drone_pilots.py`.",
     ]
-    for system in SYSTEMS:
-        runs = [record for record in records if record["system"] == system]
-        if not runs:
-            continue
-        found = [moment for record in runs if (moment := when_learned(record)) is not None]
-        cells = [system, runs[0]["device"], str(len(runs)), str(len(found))]
-        for part, digits in ((0, 0), (1, 1)):
-            values = [moment[part] for moment in found]
-            cells.append(
-                f"{median(values):,.{digits}f} ({min(values):,.{digits}f} – {max(values):,.{digits}f})"
-                if values
-                else "–"
-            )
-        cells.append(f"{median(record['curve'][-1][1] for record in runs):.0f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    notes = sorted({record["note"] for record in records if "note" in record})
-    lines += ["", *(f"{note}." for note in notes)] if notes else []
-    return "\n".join(lines) + "\n"
+    for task in [task for task in TASKS if any(run.task == task for run in runs)]:
+        most, pilot, best = pilots_of(task)
+        lines += [
+            "",
+            f"## {task}",
+            "",
+            f"The best pilot ({pilot}) returns {best:.1f}, and no policy can return more than {most:.0f}. Learned: "
+            f"{REACHED * best:.0f}.",
+            "",
+            "| | device | seeds | learned | real steps | seconds | return at the end | trained | crashed | seen |",
+            "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        ]
+        for name in sorted({run.name for run in runs if run.task == task}):
+            mine = [run for run in runs if (run.task, run.name) == (task, name)]
+            found = [moment for run in mine if (moment := when_learned(run, REACHED * best)) is not None]
+            marks = ", trials" if mine[0].measured == "trials" else ""
+            marks += ", several at once" if any(run.at_once > 1 for run in mine) else ""
+            cells = [name + marks, mine[0].device, str(len(mine)), str(len(found))]
+            cells += [spread([float(moment[part]) for moment in found], part) for part in (0, 1)]
+            cells.append(f"{median(run.curve[-1][1] for run in mine):.1f}")
+            trained = [run.final for run in mine if run.final]
+            cells.append(spread([final["mean"] for final in trained], 1))
+            cells += [
+                f"{median(final[key] for final in trained):.0%}" if trained else "–" for key in ("crashed", "seen")
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines).replace("%", " %") + "\n"
 
 
-def draw(records: list[dict[str, Any]], path: Path) -> None:
-    figure, (by_steps, by_seconds) = make_plots(2, sharey=True)
-    for place, system in enumerate(SYSTEMS):
-        for record in (record for record in records if record["system"] == system):
-            steps, scores, seconds = zip(*record["curve"], strict=True)
-            label = system if record["seed"] == 0 else None
-            by_steps.plot(steps, scores, color=f"C{place}", alpha=0.8, label=label)
-            by_seconds.plot(seconds, scores, color=f"C{place}", alpha=0.8)
-    by_steps.set(xscale="log", xlabel="real steps", ylabel="return")
-    by_seconds.set(xlabel="seconds")
-    for plot in (by_steps, by_seconds):
-        plot.axhline(LEARNED, color="grey", linewidth=0.8, linestyle=":")
-    save(figure, path)
+def draw(runs: list[Run], path: Path) -> None:
+    tasks = [task for task in TASKS if any(run.task == task for run in runs)]
+    names = sorted({run.name for run in runs})
+    figure, plots = make_plots(2 * len(tasks))
+    for number, plot in enumerate(plots):
+        task, is_by_steps = tasks[number % len(tasks)], number < len(tasks)
+        for run in (run for run in runs if run.task == task):
+            steps, scores, seconds = zip(*run.curve, strict=True)
+            plot.plot(steps if is_by_steps else seconds, scores, color=f"C{names.index(run.name)}", alpha=0.7)
+        most, pilot, best = pilots_of(task)
+        plot.axhline(most, color="black", linewidth=0.8, linestyle=":")
+        plot.axhline(best, color="grey", linewidth=0.8, linestyle="--")
+        plot.annotate(pilot, (0.02, best), xycoords=("axes fraction", "data"), fontsize="x-small", va="top")
+        plot.annotate("the most", (0.02, most), xycoords=("axes fraction", "data"), fontsize="x-small", va="bottom")
+        plot.set(title=task, xlabel="real steps" if is_by_steps else "seconds", ylabel="return")
+        plot.set_xscale("log")
+    # One entry for each name, whichever tasks it has learned.
+    legend = [plots[0].plot([], [], color=f"C{place}", label=name)[0] for place, name in enumerate(names)]
+    save(figure, path, legend)
 
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    path = options.output / "drone_learning.json"
-    records = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    found = {(record["system"], record["seed"]) for record in records}
-    options.output.mkdir(parents=True, exist_ok=True)
-    seeds = range(0 if options.report_only else options.seeds)
-    missing = [(system, seed) for seed in seeds for system in options.systems if (system, seed) not in found]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for done in as_completed([pool.submit(run_one, system, seed, options.device) for system, seed in missing]):
-            records.append(done.result())
-            path.write_text(json.dumps(records), encoding="utf-8")
-            print(
-                records[-1]["system"], records[-1]["seed"], "(steps, seconds):", when_learned(records[-1]), flush=True
-            )
-    print(markdown(records))
-    (options.output / "drone_learning.md").write_text(markdown(records), encoding="utf-8")
-    draw(records, options.output / "drone_learning.png")
+    file = RunFile(options.output / "drone_learning.json", Run)
+    found = {run.key for run in file.records} if not options.again else set()
+    wanted = [
+        (task, algorithm, seed)
+        for seed in range(0 if options.report_only else options.seeds)
+        for task in options.tasks
+        for algorithm in options.algorithms
+        if (task, options.name or algorithm, seed) not in found
+    ]
+    deadline = None if options.max_minutes is None else time.monotonic() + 60 * options.max_minutes
+    with ThreadPoolExecutor(options.at_once) as pool:
+        futures = {pool.submit(run_one, options, *case, deadline): case for case in wanted}
+        for done in as_completed(futures):
+            try:
+                run = done.result()
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                print(*futures[done], f"has no result: {type(error).__name__}", flush=True)
+                continue
+            file.records = [*(other for other in file.records if other.key != run.key), run]
+            file.save()
+            print(*run.key, f"at the end {run.curve[-1]}, trained {run.final}", flush=True)
+    runs = sorted(file.records, key=lambda run: run.key)
+    print(markdown(runs))
+    (options.output / "drone_learning.md").write_text(markdown(runs), encoding="utf-8")
+    draw(runs, options.output / "drone_learning.png")
 
 
 if __name__ == "__main__":

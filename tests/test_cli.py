@@ -269,7 +269,7 @@ def test_eval_runs_and_films_a_policy(
     assert main(["eval", str(run_dir), "--episodes", "3", "--render", str(tmp_path / "film")]) == 0
     second = capsys.readouterr().out
     assert second.splitlines()[0] == first.strip(), "filming must not change the episodes"
-    assert len(list((tmp_path / "film").glob("*.gif"))) == 3
+    assert len(list((tmp_path / "film").glob("episode-*"))) == 3
 
 
 def test_eval_refuses_a_damaged_policy(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:

@@ -30,6 +30,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ppo that adapts": {"mode": "freerun", "num_workers": 2, "adapt": True, "adapt_max_workers": 3},
     "ppo in pipes": {"mode": "pipes", "num_workers": 2, "steps_per_update": 200},
     "sac": {"algo": "sac", "mode": "batch", "num_envs": 2, "num_steps_per_env": 50, "eval_every": 200, **TINY},
+    "dqn": {"algo": "dqn", "mode": "sequential", "env": "CartPole-v1", **TINY},
     "mbpo": {
         "algo": "mbpo",
         "mode": "sequential",
@@ -60,7 +61,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     for name, settings in RUNS.items():
         run_dir = tmp_path_factory.mktemp("run") / "run"
         freerun.train(
-            "Pendulum-v1", **{"total_steps": 600, "eval_episodes": 1, "quiet": True, **settings}, run_dir=run_dir
+            **{"env": "Pendulum-v1", "total_steps": 600, "eval_episodes": 1, "quiet": True, **settings}, run_dir=run_dir
         )
         lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
         keys[name] = {without_index(key) for line in lines for key in line}

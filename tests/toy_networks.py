@@ -43,3 +43,19 @@ def wrong_outputs(observation_space: spaces.Box, num_outputs: int) -> nn.Module:
 
 def wrong_inputs(observation_space: spaces.Box, num_outputs: int) -> nn.Module:
     return nn.Linear(3, num_outputs)
+
+
+class Branching(nn.Module):
+    """What it computes depends on the numbers that it sees, so nobody can write it down as a graph."""
+
+    def __init__(self, num_inputs: int, num_outputs: int):
+        super().__init__()
+        self.linear = nn.Linear(num_inputs, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.linear(x)
+        return output if float(x.sum()) > 0.0 else -output
+
+
+def branching(observation_space: spaces.Box, num_outputs: int) -> nn.Module:
+    return Branching(observation_space.shape[0], num_outputs)

@@ -24,10 +24,19 @@ class Counting:
 
     is_capturable = False
 
-    def __init__(self, num_envs: int, device: str, fail_after: int | None, reports_final_obs: bool, how: str = "raise"):
+    def __init__(
+        self,
+        num_envs: int,
+        device: str,
+        fail_after: int | None,
+        reports_final_obs: bool,
+        how: str = "raise",
+        num_choices: int = 0,
+    ):
+        """With `num_choices`, actions are discrete."""
         self.spec = EnvSpec(
             spaces.Box(-np.inf, np.inf, (3,), np.float32),
-            spaces.Box(-1.0, 1.0, (2,), np.float32),
+            spaces.Discrete(num_choices) if num_choices else spaces.Box(-1.0, 1.0, (2,), np.float32),
             reports_final_obs,
         )
         self.num_envs, self.device = num_envs, torch.device(device)
@@ -89,8 +98,9 @@ def build(
     fail_after: int | None = None,
     reports_final_obs: bool = True,
     how: str = "raise",
+    num_choices: int = 0,
 ) -> Any:
-    return Counting(num_envs, device, fail_after, reports_final_obs, how)
+    return Counting(num_envs, device, fail_after, reports_final_obs, how, num_choices)
 
 
 class Privileged(Counting):

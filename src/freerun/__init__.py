@@ -18,6 +18,7 @@ __all__ = [
     "PruneRun",
     "Result",
     "StopRun",
+    "SweepResult",
     "TrainedPolicy",
     "Update",
     "__version__",
@@ -25,6 +26,9 @@ __all__ = [
     "export",
     "load_policy",
     "resume",
+    "resume_sweep",
+    "search_workflows",
+    "sweep",
     "train",
 ]
 
@@ -33,12 +37,16 @@ _HOMES = {
     "PruneRun": "freerun.core",
     "Result": "freerun.experiment",
     "StopRun": "freerun.core",
+    "SweepResult": "freerun.tools.sweep.sweep",
     "TrainedPolicy": "freerun.run.trained_policy",
     "Update": "freerun.run.update_hooks",
     "evaluate": "freerun.run.evaluation",
     "export": "freerun.run.export",
     "load_policy": "freerun.run.policy_loading",
     "resume": "freerun.tools.api",
+    "resume_sweep": "freerun.tools.api",
+    "sweep": "freerun.tools.api",
+    "search_workflows": "freerun.tools.workflow_search.order_search",
     "train": "freerun.tools.api",
 }
 """Where each name lives. It is imported at first use, because worker processes import this package and must stay

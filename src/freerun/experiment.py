@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from freerun.run.outputs import RunOutputs
 from freerun.run.pool import Pool
 from freerun.run.resume import check_changes
 from freerun.run.run_parts import RunParts
-from freerun.run.trained_policy import TrainedPolicy
+from freerun.run.trained_policy import TrainedPolicy, own_settings
 from freerun.run.update_hooks import Callback, UpdateHooks, changes_env_args, find_callbacks
 from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete
@@ -73,7 +73,8 @@ def run(
 
     With a `pool`, its workers serve: this is their k-th `training` in a series, and they stay for the next. With a
     checkpoint, the run continues from there. `learned` is what --init-from names, if another learner has read it.
-    `on_update` is called after every update, as the callbacks of the settings are.
+    `on_update` is called after every update, as the callbacks of the settings are. With a `pool` it cannot give
+    environments other arguments, because the next training would have them too.
     """
     # 1. Settings: complete, allowed, and written down by their flat names.
     config = complete(config)
@@ -87,7 +88,7 @@ def run(
     if pool is not None and config.num_learners > 1:
         raise UserError("a series of trainings has one learner: leave --num-learners out")
     callbacks = find_callbacks(config.callback, on_update)
-    if callbacks and (pool is not None or config.num_learners > 1):
+    if (config.callback and pool is not None) or (callbacks and config.num_learners > 1):
         raise UserError("callbacks are for a single training with one learner: leave --callback out")
     with contextlib.ExitStack() as stack:
         # 2. Learners: usually this process alone. Each of several runs this function, with its share of the workers.
@@ -134,7 +135,7 @@ def run(
                 logger.warning(sentence)
         publishing = collector if pool.env_args is None else EnvArgsCollector(collector, pool.env_args)
         summary = _train(parts, publishing, outputs, learner.interrupted)
-    policy = TrainedPolicy(algorithm.policy, pool.factory.spaces, functools.partial(_trusted_settings, config))
+    policy = TrainedPolicy(algorithm.policy, pool.factory.spaces, functools.partial(own_settings, config))
     return Result(folder.path, summary, policy, outputs.is_complete, outputs.page)
 
 
@@ -169,8 +170,3 @@ def _train(
     finally:
         summary = outputs.finish(outcome, error, reason)
     return summary
-
-
-def _trusted_settings(config: AnyConfig, trust: Sequence[str]) -> AnyConfig:
-    """Return the settings of a run of this very process: its code needs nobody's trust."""
-    return config

@@ -13,11 +13,10 @@ Observations, in this order (metres, seconds, radians; "body" is the drone's own
 | 1 | distance to the ceiling |
 | 1 or 25 | clearance, the height above the ground: in `hover` beneath the drone, else at 5 × 5 points 1 m apart |
 | 49 | only in `explore`: 1 where the ground is seen or outside the arena, at 7 × 7 points 2.5 m apart |
-| 49 | only in version 1 of `explore`: the same as the mean of 2 × 2 points 3 m apart, at 7 × 7 places 6 m apart |
 
 The grids of points turn with the drone's yaw. They run from behind it to ahead, and row by row from right to left.
 
-So `hover` has 14 numbers, `waypoint` 38 and `explore` 87 (in version 1: 136). An action has four numbers in [-1, 1]:
+So `hover` has 14 numbers, `waypoint` 38 and `explore` 87. An action has four numbers in [-1, 1]:
 the thrust, from 0 to 1.9 × weight, and the moments about the body's x, y and z axes. There are 50 actions per second.
 """
 
@@ -42,8 +41,6 @@ from freerun_envs.drone_tasks import (
     CELL_REWARD,
     CRASH_COST,
     DECIMATION,
-    FAR_POOL,
-    FAR_SPACING,
     GOAL_METRES,
     GOAL_REWARD,
     MAP_SPACING,
@@ -134,9 +131,7 @@ class RoughDroneSim:
         self._frame = physics.airframe(self.device)
         self._draw_columns = torch.arange(NUM_DRAWS, device=self.device)
         self._scan_points = grid_offsets(self._task.scan_width, SCAN_SPACING, self.device)
-        near = grid_offsets(self._task.map_width, MAP_SPACING, self.device)
-        far = grid_offsets(self._task.far_width * FAR_POOL, FAR_SPACING, self.device)
-        self._map_points = torch.cat([near[0], far[0]]), torch.cat([near[1], far[1]])
+        self._map_points = grid_offsets(self._task.map_width, MAP_SPACING, self.device)
         self._near_cells = grid_offsets(2 * SIGHT_CELLS + 1, 1.0, self.device)
         self._starts = self._make_starts(terrain_seed)
         self.reset(seed)
@@ -294,11 +289,7 @@ class RoughDroneSim:
         vectors = physics.rotate_back(body.attitude[:, None], torch.stack([body.velocity, down, to_goal], 1))
         velocity, down, to_goal = vectors.unbind(1)
         parts = [velocity, body.rates, down, to_goal, CEILING - body.position[:, 2:3], around.clearance]
-        if is_seen is not None:
-            num_near, side = self._task.map_width**2, self._task.far_width
-            near, far = is_seen[:, :num_near].float(), is_seen[:, num_near:].float()
-            parts += [near, far.view(len(far), side, FAR_POOL, side, FAR_POOL).mean((2, 4)).flatten(1)]
-        return torch.cat(parts, 1)
+        return torch.cat(parts if is_seen is None else [*parts, is_seen.float()], 1)
 
     def metrics(self) -> Metrics:
         """This simulator logs nothing about itself."""

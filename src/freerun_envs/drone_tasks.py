@@ -1,10 +1,9 @@
 """What RoughDrone's tasks ask for: the constants of their rewards, episodes and observations, for each version.
 
-Version 1 changes `explore` alone. In version 0 each second costs 0.05 · v² and each metre shows 5 new cells at most, so
-that 5 m/s is the best speed and no policy gets more than about 25 (`drone_pilots.most_return`), a third of the arena.
-A policy that sees 7.5 m far then has nothing to plan. In version 1 speed costs nothing, so the return is 0.1 for each
-cell, less for crashes and for tumbling. And since ground that was seen now gets in the way, the observation also shows
-how much is seen further away.
+Version 1 changes the reward of `explore` alone. In version 0 each second costs 0.05 · v² and each metre shows 5 new
+cells at most, so that 5 m/s is the best speed and no policy gets more than about 25 (`drone_pilots.most_return`), after
+a third of the arena. In version 1 speed costs nothing, so the return is 0.1 for each cell, less for crashes and for
+tumbling.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ NUM_CELLS = round(ARENA_METRES)
 SIGHT_CELLS = math.ceil(SIGHT_METRES)
 SEEN_WIDTH = NUM_CELLS + 2 * SIGHT_CELLS
 """The cells along each side with a border, so that a drone at the edge needs no special case."""
-SCAN_SPACING, MAP_SPACING, FAR_SPACING = 1.0, 2.5, 3.0
-"""Metres between the points of the clearance grid, of the map of seen ground and of the far map."""
-FAR_POOL = 2
-"""The far map's points are averaged in squares of so many along each side."""
+SCAN_SPACING, MAP_SPACING = 1.0, 2.5
+"""Metres between the points of the clearance grid, and of the map of seen ground."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +53,16 @@ class Task:
     """Points along each side of the clearance grid."""
     map_width: int = 0
     """Points along each side of the map of seen ground."""
-    far_width: int = 0
-    """Numbers along each side of the far map of seen ground, each the mean over 2 × 2 points."""
     speed_cost: float = SPEED_COST
 
     @property
     def num_observations(self) -> int:
         # Four vectors and the distance to the ceiling make 13.
-        return 13 + self.scan_width**2 + self.map_width**2 + self.far_width**2
+        return 13 + self.scan_width**2 + self.map_width**2
 
 
 _FIRST = {"explore": Task(20.0, 5, 7), "hover": Task(10.0, 1), "waypoint": Task(20.0, 5)}
-TASKS = (_FIRST, _FIRST | {"explore": replace(_FIRST["explore"], far_width=7, speed_cost=0.0)})
+TASKS = (_FIRST, _FIRST | {"explore": replace(_FIRST["explore"], speed_cost=0.0)})
 """The tasks by name, for version 0 and version 1."""
 
 

@@ -9,9 +9,10 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from freerun.core import FloatArray
-from freerun_envs.drone_pictures import TopDown
+from freerun_envs.drone_pictures import VIEWS, FlightPicture, find_view
 from freerun_envs.drone_sim import RoughDroneSim
 from freerun_envs.drone_tasks import CEILING, STEP_SECONDS
 from freerun_envs.terrain import Heights
@@ -20,7 +21,8 @@ from freerun_envs.terrain import Heights
 class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
     """A quadrotor over rough terrain. The task is explore, hover or waypoint; `drone_sim` describes them."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / STEP_SECONDS)}  # noqa: RUF012
+    # `views` is what `freerun eval --view` may choose: it becomes the argument `view`.
+    metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / STEP_SECONDS), "views": list(VIEWS)}  # noqa: RUF012
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
         render_mode: str | None = None,
         terrain_seed: int = 0,
         version: int = 0,
+        view: str = "above",
     ):
         # autoreset=False: under Gymnasium's interface the caller resets.
         self.sim = RoughDroneSim(1, device, task, 0, episode_seconds, terrain_seed, autoreset=False, version=version)
@@ -37,16 +40,18 @@ class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
         self.observation_space = spaces.Box(limits.low, limits.high, dtype=np.float32)
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
         self.render_mode = render_mode
-        self.path: list[list[float]] = []
-        """The positions in this episode, recorded if there is a render mode."""
-        self._picture = TopDown(CEILING)
+        find_view(view)  # refuses a wrong one at once
+        self._view = view
+        # One row for the start and one for each step. It is filled if there is a render mode.
+        self._positions = np.zeros((self.sim.max_episode_steps + 1, 3))
+        self._picture: FlightPicture | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
         super().reset(seed=seed)
         obs = self.sim.reset([int(self.np_random.integers(2**63)) if seed is None else seed])
-        self.path.clear()
+        self._picture = None
         self._record_position()
         return obs[0].cpu().numpy(), {}
 
@@ -59,10 +64,16 @@ class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
     def render(self) -> Any:
         if self.render_mode != "rgb_array":
             return None
-        heights, path = self.heights(), np.array(self.path)
+        if self._picture is None:
+            self._picture = FlightPicture(self._view, self.heights(), CEILING)
         if self.sim.task == "explore":
-            return self._picture.draw(heights, path, self.sim.seen_cells(0).cpu().numpy(), None)
-        return self._picture.draw(heights, path, None, self.sim.goal[0].double().cpu().numpy())
+            return self._picture.draw(self.path, self.sim.seen_cells(0).cpu().numpy(), None)
+        return self._picture.draw(self.path, None, self.sim.goal[0].double().cpu().numpy())
+
+    @property
+    def path(self) -> NDArray[np.float64]:
+        """The positions in this episode so far, [steps + 1, 3], if there is a render mode."""
+        return self._positions[: int(self.sim.steps[0]) + 1]
 
     def heights(self) -> Heights:
         """The height field of this episode, for pictures."""
@@ -71,7 +82,7 @@ class RoughDrone(gymnasium.Env[FloatArray, FloatArray]):
 
     def _record_position(self) -> None:
         if self.render_mode is not None:
-            self.path.append(self.sim.body.position[0].tolist())
+            self._positions[int(self.sim.steps[0])] = self.sim.body.position[0].cpu().numpy()
 
 
 RoughDroneV1 = functools.partial(RoughDrone, version=1)

@@ -84,7 +84,10 @@ class Compliance:
 
 
 class WorkflowEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment under one of several orders: the seed of a reset says which one (`core.split_seed`)."""
+    """An environment under one of several orders: the seed of a reset says which one (`core.split_seed`).
+
+    Training k of a series serves order k modulo the number of orders, so an order may be trained again later.
+    """
 
     def __init__(self, env_id: str, workflows: str, compliance_weight: float, **env_args: Any):
         """The environment must have `host_status()`: for each of the 13 hosts, 0 where red has no session."""
@@ -107,7 +110,8 @@ class WorkflowEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
         if seed is not None:
-            self._order, seed = split_seed(seed)
+            training, seed = split_seed(seed)
+            self._order = training % len(self._orders)
         self.compliance = Compliance(self._orders[self._order])
         obs, info = self.env.reset(seed=seed, options=options)
         self._status = self._simulator.host_status().copy()

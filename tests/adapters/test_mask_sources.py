@@ -54,7 +54,7 @@ def test_a_row_has_all_groups_and_the_mask_last() -> None:
     policy_only = GymnasiumFactory(Grouped, policy_group_only=True).make_one()
     row, _ = policy_only.reset(seed=0)
     assert row.tolist() == [7, 7, 7, 7, 0, 1, 1]
-    assert row.dtype == np.uint8  # pictures stay bytes
+    assert row.dtype == np.uint8, "pictures stay bytes"
 
 
 def test_who_ignores_masks_sees_them_as_any_other_part() -> None:

@@ -136,6 +136,16 @@ def test_groups_can_be_chosen() -> None:
         RslRlEnv(CountingVecEnv(), obs_groups=("state",))
 
 
+def test_the_policys_group_may_be_called_actor_as_in_mjlab() -> None:
+    class Renamed(CountingVecEnv):
+        def get_observations(self) -> TensorDict:
+            return super().get_observations().rename_key_("policy", "actor")
+
+    env = RslRlEnv(Renamed())
+    assert (env.spec.policy_space.shape, env.spec.critic_space.shape) == ((2,), (3,))
+    assert env.reset().tolist() == [[row, 0, 1, 1, 1] for row in range(NUM_ENVS)]
+
+
 def test_actions_can_be_limited() -> None:
     theirs = CountingVecEnv()
     env = RslRlEnv(theirs, clip_actions=0.5)

@@ -14,9 +14,9 @@ import freerun
 from freerun.algorithms.fastsac.critic_heads import DistributionHead, ScalarHead, of_both
 from freerun.algorithms.fastsac.fastsac import FastSAC, normalized_relu
 from freerun.algorithms.fastsac.fastsac_config import FastSACConfig
-from freerun.algorithms.fastsac.n_step_returns import n_step_returns
 from freerun.algorithms.fastsac.obs_normalizer import ObsNormalizer
 from freerun.algorithms.policies.action_heads import NoisyTanh
+from freerun.algorithms.sac.n_step_returns import n_step_returns
 from freerun.core import EnvSpec, TensorSegment, UserError
 from freerun.settings.defaults import complete
 from freerun.settings.registry import make_config

@@ -64,6 +64,8 @@ CASES: dict[str, tuple[str, dict[str, Any], EnvSpec]] = {
     "sac": ("sac", SAC, ENV),
     "sac, prioritised": ("sac", {**SAC, "replay": "prioritised"}, ENV),
     "fastsac": ("fastsac", SAC, ENV),
+    "dqn": ("dqn", SAC, CHOICES),
+    "dqn, prioritised": ("dqn", {**SAC, "replay": "prioritised", "max_grad_norm": 0.1}, CHOICES),
     "mbpo": ("mbpo", MBPO, ENV),
 }
 

@@ -163,7 +163,7 @@ def test_ppo_trains_and_metrics_tell_of_the_queue(kind: Kind, run_dir: Path) -> 
         ({"max_lag": 1}, "choose --mode batch or freerun, which honour it"),
         (
             {"queue_priority": "td-error"},
-            "a critic that learns off-policy: --algo sac or fastsac or mbpo",
+            "a critic that learns off-policy: --algo sac or fastsac or dqn or mbpo",
         ),
         (
             {"num_steps_per_env": 8},

@@ -32,6 +32,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {"num_epochs": 2},
     "sac": OFF_POLICY,
     "fastsac": OFF_POLICY,
+    "dqn": {**OFF_POLICY, "env_args": {"num_choices": 3}},
     "mbpo": {**OFF_POLICY, **MODEL},
 }
 

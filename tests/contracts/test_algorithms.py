@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import freerun
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
@@ -19,6 +20,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"steps_per_update": 200, "hidden_sizes": (8,), "num_epochs": 2},
     "sac": {"steps_per_update": 100, "hidden_sizes": (8,), "learning_starts": 200, "batch_size": 16},
     "fastsac": {"steps_per_update": 100, "hidden_sizes": (8,), "learning_starts": 200, "batch_size": 16},
+    "dqn": {
+        "steps_per_update": 100,
+        "hidden_sizes": (8,),
+        "learning_starts": 200,
+        "updates_per_step": 1.0,
+        "batch_size": 16,
+    },
     "mbpo": {
         "steps_per_update": 100,
         "hidden_sizes": (8,),
@@ -39,7 +47,12 @@ FEW_ENVS: dict[str, dict[str, Any]] = {
     "sequential": {},
 }
 DETERMINISTIC = [name for name, mode in registry.MODES.items() if mode.traits.whole_episodes]
-STATEFUL = ("sac", "fastsac", "mbpo")
+STATEFUL = ("sac", "fastsac", "dqn", "mbpo")
+
+
+def env_for(algo: str) -> str:
+    """An environment whose actions the algorithm can learn, with episodes of 200 steps."""
+    return "Pendulum-v1" if issubclass(spaces.Box, registry.ALGORITHMS[algo].traits.action_spaces) else "MountainCar-v0"
 
 
 def options(algo: str, mode: str, **more: Any) -> dict[str, Any]:
@@ -50,7 +63,7 @@ def options(algo: str, mode: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", registry.MODES)
 @pytest.mark.parametrize("algo", registry.ALGORITHMS)
 def test_it_trains_in_the_mode_and_the_books_balance(algo: str, mode: str, tmp_path: Path) -> None:
-    result = freerun.train("Pendulum-v1", **options(algo, mode), run_dir=tmp_path / "run")
+    result = freerun.train(env_for(algo), **options(algo, mode), run_dir=tmp_path / "run")
     summary = result.summary
     assert summary["outcome"] == "finished"
     assert summary["env_steps"] >= 400
@@ -70,7 +83,7 @@ def test_deterministic_runs_end_at_the_same_weights_in_every_mode(algo: str, tmp
     for mode in DETERMINISTIC:
         settings = options(algo, mode, deterministic=True, max_episode_steps=50)  # four episodes of each worker
         settings.pop("segment_steps", None)
-        result = freerun.train("Pendulum-v1", **settings, run_dir=tmp_path / mode)
+        result = freerun.train(env_for(algo), **settings, run_dir=tmp_path / mode)
         weights[mode] = result.policy.weights.copy()
     for mode in DETERMINISTIC:
         np.testing.assert_array_equal(weights[mode], weights["sequential"], err_msg=mode)
@@ -80,7 +93,7 @@ def test_deterministic_runs_end_at_the_same_weights_in_every_mode(algo: str, tmp
 def test_gradient_steps_follow_the_real_steps_exactly(algo: str, tmp_path: Path) -> None:
     counts = []
     for mode in ("sequential", "batch"):
-        freerun.train("Pendulum-v1", **options(algo, mode), run_dir=tmp_path / mode)
+        freerun.train(env_for(algo), **options(algo, mode), run_dir=tmp_path / mode)
         last = json.loads((tmp_path / mode / "metrics.jsonl").read_text().splitlines()[-1])
         counts.append((last["step"], last["agent_updates"]))
     assert counts == [(400, 300)] * 2  # of the first 200 steps, one update's 100 count
@@ -88,10 +101,10 @@ def test_gradient_steps_follow_the_real_steps_exactly(algo: str, tmp_path: Path)
 
 @pytest.mark.parametrize("algo", registry.ALGORITHMS)
 def test_what_it_has_learned_can_be_saved_and_restored(algo: str) -> None:
-    factory = GymnasiumFactory("Pendulum-v1")
+    factory = GymnasiumFactory(env_for(algo))
     made = []
     for seed in (0, 1):
-        config = registry.make_config({"env": "Pendulum-v1", **options(algo, "sequential")})
+        config = registry.make_config({"env": env_for(algo), **options(algo, "sequential")})
         algorithm = registry.ALGORITHMS[algo].load()(factory.spec, config.algorithm, seed, "cpu", False)
         made.append(algorithm)
     first, second = made

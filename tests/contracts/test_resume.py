@@ -31,6 +31,7 @@ OFF_POLICY: dict[str, dict[str, Any]] = {
     # The correction rises over the run, which these runs lengthen when they go on: from 1 it cannot rise.
     "sac": {**SMALL, "buffer_size": 500, "replay": "prioritised", "priority_correction": 1.0},
     "fastsac": {**SMALL, "buffer_size": 500},
+    "dqn": {**SMALL, "buffer_size": 500, "target_rate": 1.0, "target_interval": 70, "epsilon_steps": 700},
     "mbpo": {
         **SMALL,
         "updates_per_step": 1.0,
@@ -81,10 +82,10 @@ def test_a_resumed_run_ends_at_the_weights_of_one_that_was_not_interrupted(
 @pytest.mark.parametrize("algo", OFF_POLICY)
 def test_replay_buffers_and_models_go_on_too(algo: str, tmp_path: Path) -> None:
     settings = {"algo": algo, "deterministic": True, "quiet": True, "seed": 3, "max_episode_steps": 100}
-    settings |= OFF_POLICY[algo]
-    whole = freerun.train("Pendulum-v1", **settings, mode="sequential", total_steps=900, run_dir=tmp_path / "whole")
+    settings |= {"env": "MountainCar-v0" if algo == "dqn" else "Pendulum-v1", **OFF_POLICY[algo]}
+    whole = freerun.train(**settings, mode="sequential", total_steps=900, run_dir=tmp_path / "whole")
     run_dir = tmp_path / "run"
-    freerun.train("Pendulum-v1", **settings, mode="pipes", num_workers=2, total_steps=300, run_dir=run_dir)
+    freerun.train(**settings, mode="pipes", num_workers=2, total_steps=300, run_dir=run_dir)
     freerun.resume(run_dir, total_steps=600, checkpoint_every="200")
     last = freerun.resume(run_dir, total_steps=900, mode="sequential")
     np.testing.assert_array_equal(last.policy.weights, whole.policy.weights)

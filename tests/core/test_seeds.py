@@ -7,6 +7,7 @@ import pytest
 from freerun.core import (
     HeldOutSeed,
     Purpose,
+    RepeatedSeed,
     RunSeed,
     episode_rng,
     episode_seed,
@@ -48,3 +49,9 @@ def test_the_trainings_of_a_series_meet_the_same_episodes_under_seeds_that_name_
         assert training_of(later) == 3
         assert split_seed(episode_seed(7, later)) == (3, episode_seed(7, episode))
         assert episode_rng(7, later).random() == episode_rng(7, episode).random()
+
+
+def test_where_all_trainings_have_the_same_environments_their_seeds_are_the_same_too() -> None:
+    third = first_episode_of(3)
+    assert episode_seed(RepeatedSeed(7), third + 1) == episode_seed(RepeatedSeed(7), 1) == episode_seed(7, 1)
+    assert episode_rng(RepeatedSeed(7), third).random() == episode_rng(7, 0).random()

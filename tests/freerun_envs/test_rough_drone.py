@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
@@ -21,7 +19,6 @@ from freerun.tools.check_env.checks import check
 from freerun_envs import counter_random, terrain
 from freerun_envs import drone_physics as physics
 from freerun_envs.drone_physics import GRAVITY, HOVER_ACTION, INERTIA, MASS, Body, airframe
-from freerun_envs.drone_pictures import picture_3d
 from freerun_envs.drone_sim import RoughDroneSim
 from freerun_envs.drone_tasks import CEILING, STEP_SECONDS, TASKS
 from freerun_envs.rough_drone import RoughDrone
@@ -282,22 +279,11 @@ def test_observations_by_hand() -> None:
     assert unseen[:, :3].tolist() == [[0.0] * 3] * 7
 
 
-def test_version_1_shows_what_is_seen_further_away_and_lets_drones_fly_fast() -> None:
+def test_version_1_lets_drones_fly_fast() -> None:
     first, second = (RoughDroneSim(1, task="explore", version=version) for version in (0, 1))
     for sim in (first, second):
-        at_rest(sim, torch.tensor([[0.5, 0.5, 5.5]]))
-        sim.step(hover_action(1))  # sees 2.5 m around (0.5, 0.5)
         at_rest(sim, torch.tensor([[12.5, 0.5, 5.5]]))
-    assert torch.equal(second.observe()[:, :87], first.observe())
-    far = second.observe()[0, 87:].reshape(7, 7)  # [from right to left, from behind to ahead]
-    # Two places behind are the points with x and y of -1 and 2. They lie in cells whose middles are 1 and 2 m from
-    # (0.5, 0.5) along each axis, so that only the one at (2, 2), √8 m away, is not seen.
-    assert float(far[3, 1]) == 0.75
-    # Their neighbours' points are at least 4.5 m from (0.5, 0.5).
-    assert far[2, 1] == far[4, 1] == far[3, 2] == 0.0
-    # The place ahead has points at 12.5 + 4.5 and 12.5 + 7.5 = 20 m, which is just outside: half of it is unseen.
-    assert float(far[3, 4]) == 0.5
-    assert float(far[3, 5]) == 1.0
+    assert torch.equal(second.observe(), first.observe())
     for sim, cost in ((first, 0.05), (second, 0.0)):
         sim.step(hover_action(1))  # sees what is around
         sim.body.velocity[0, 2] = -1.0
@@ -485,17 +471,3 @@ def test_bad_arguments_are_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="needs a GPU"):
             RoughDrone(device="cuda:0")
-
-
-@pytest.mark.parametrize("task", ["explore", "hover"])
-def test_pictures(task: str, tmp_path: Path) -> None:
-    env = RoughDrone(task=task, render_mode="rgb_array")
-    env.reset(seed=0)
-    first = env.render()
-    for _ in range(20):
-        env.step(np.array(HOVER_ACTION, np.float32))
-    assert first.shape == (392, 320, 3)
-    assert first.dtype == np.uint8
-    assert not np.array_equal(env.render(), first)
-    file = picture_3d(tmp_path / "flight.png", env.heights(), np.array(env.path))
-    assert file.read_bytes()[1:4] == b"PNG"

@@ -44,7 +44,11 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "masked pairs": ("toy_envs:Masked", {**QUICK, "env_args": {"kind": "multidiscrete"}}),
     "masked own": ("toy_envs:MaskedByMethod", {**QUICK, "network": "toy_networks:layered"}),
     "sac": ("Pendulum-v1", {**OFF_POLICY, "algo": "sac"}),
+    "dqn": ("toy_envs:OneBit", {**OFF_POLICY, "algo": "dqn", "env_args": {"kind": "discrete"}}),
     "mbpo": ("Pendulum-v1", {**OFF_POLICY, "algo": "mbpo", **SMALL_MODEL}),
+    "fastsac": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "layer_norm": False}),
+    "fastsac-deterministic": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "policy": "deterministic"}),
+    "critic-group": ("toy_envs:Privileged", {**QUICK, "normalize_obs": True}),
 }
 OWN_NETWORKS = ("picture", "own", "masked own")
 
@@ -170,6 +174,16 @@ def test_a_wrong_flag_is_answered_with_a_sentence(
 def test_a_format_that_is_unknown_is_refused(runs: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="there is no format 'tflite': use --to onnx, torchscript, numpy"):
         freerun.export(runs["discrete"], "tflite")
+
+
+def test_a_network_that_is_no_graph_is_refused_or_found_out(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ONNX's exporter notices it. TorchScript's follows one branch, and then the parity check notices."""
+    need("onnx")
+    freerun.train("Pendulum-v1", run_dir=run_dir, max_episode_steps=50, network="toy_networks:branching", **QUICK)
+    with pytest.raises(UserError, match="torch cannot export this network to ONNX: "):
+        freerun.export(run_dir, "onnx")
+    assert main(["export", str(run_dir), "--to", "torchscript"]) == 1
+    assert "differs from the trained policy by more than 1e-05: do not use it" in capsys.readouterr().out
 
 
 def test_an_observation_that_is_no_array_is_refused() -> None:

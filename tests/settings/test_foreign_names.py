@@ -46,7 +46,7 @@ def test_each_is_answered_with_the_name_here(alias: str, here: str) -> None:
         (["--batch-size", "9"], "it is called minibatch_size here (--minibatch-size)\n"),
         (
             ["--tau", "0.1"],
-            "called target_rate here (--target-rate) and belongs to --algo sac or fastsac or mbpo\n",
+            "called target_rate here (--target-rate) and belongs to --algo sac or fastsac or dqn or mbpo\n",
         ),
         (["--algo", "sac", "--clip-range", "0.1"], "unknown setting 'clip_range': it belongs to --algo ppo\n"),
     ],

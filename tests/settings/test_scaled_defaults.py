@@ -29,7 +29,7 @@ ONE, MANY = (2048, 64, 10, 3e-4), (2048, 256, 10, 6e-4)
     ("settings", "expected", "segment_steps"),
     [
         ({}, ONE, 0),
-        ({"num_workers": 4}, ONE, 0),
+        ({"num_workers": 4}, MANY, 0),
         # 8 minibatches of 256; 3e-4 * sqrt(256 / 64) = 6e-4. Two updates hold 2 * 2048 // 8 = 512 steps of each.
         ({"num_workers": 8}, MANY, 512),
         ({"num_workers": 2, "envs_per_worker": 32}, MANY, 64),

@@ -17,7 +17,7 @@ BUILT_IN = {
     ),
     "freerun/RoughDrone-v1": (
         "freerun_envs.rough_drone:RoughDroneV1",
-        "the same drone; in explore speed costs nothing, and the observation shows how much is seen further away",
+        "the same drone, but in explore speed costs nothing, so that the return counts what was seen",
     ),
     "cyborg/CAGE2-v0": (
         "freerun.adapters.cyborg:CAGE2",
@@ -31,6 +31,7 @@ TENSOR_ENVS = {
     "freerun/RoughDrone-v1": "freerun_envs.drone_sim:build",
     "Isaac-": "freerun.adapters.isaac_lab:make",
     "isaac:": "freerun.adapters.isaac_lab:make",
+    "mjlab:": "freerun.adapters.mjlab_tasks:make",
     "rsl-rl:": "freerun.adapters.rsl_rl_env:make",
     "object:": "freerun.adapters.tensor_envs:take",
 }
@@ -45,6 +46,7 @@ OTHERS = {
     "any Gymnasium id": "CartPole-v1, LunarLander-v3 (freerun[box2d]), HalfCheetah-v5 (freerun[mujoco]), …",
     "module:callable": "your own: a class or function that returns a gymnasium.Env",
     "Isaac-…, isaac:…": "a task of Isaac Lab 2 or 3, where it is installed (docs/isaac.md)",
+    "mjlab:…": "a task of mjlab, where it is installed (docs/isaac.md)",
     "rsl-rl:module:callable": "your own: a function that returns an RSL-RL VecEnv (freerun[rsl-rl])",
 }
 

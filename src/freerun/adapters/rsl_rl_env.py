@@ -18,6 +18,8 @@ from freerun.adapters.step_log import StepLog
 from freerun.core import EnvSpec, Metrics, ObsGroups, TensorStep, UserError, import_callable
 
 PREFIX = "rsl-rl:"
+ACTOR_GROUP = "actor"
+"""What the policy sees in environments that name their groups after RSL-RL's networks, as mjlab's do."""
 NEEDED_ATTRIBUTES = ("num_envs", "num_actions", "device", "get_observations", "step")
 
 
@@ -27,24 +29,27 @@ def make(
     device: str,
     seed: int,
     clip_actions: float | None = None,
-    obs_groups: str = POLICY_GROUP,
+    obs_groups: str | None = None,
     critic_groups: str | None = None,
     **env_args: Any,
 ) -> RslRlEnv:
     """The environment of rsl-rl:module:callable, which is called with num_envs, device, seed and the --env-args."""
     build = import_callable(name.removeprefix(PREFIX), "environment")
     env = build(num_envs=num_envs, device=device, seed=seed, **env_args)
-    return RslRlEnv(
-        env, clip_actions, obs_groups.split(","), None if critic_groups is None else critic_groups.split(",")
-    )
+    return RslRlEnv(env, clip_actions, split_groups(obs_groups), split_groups(critic_groups))
+
+
+def split_groups(named: str | None) -> list[str] | None:
+    """The groups that a user has named with commas in between; None if none was named."""
+    return None if named is None else named.split(",")
 
 
 class RslRlEnv:
     """A VecEnv, which resets itself and does not report the final observation of an episode.
 
     The policy sees the groups of observations that `obs_groups` names, joined, and the value function those that
-    `critic_groups` names. As in RSL-RL, that is the group "critic" if none is named and the environment has it, and
-    otherwise what the policy sees.
+    `critic_groups` names. Where none is named, these are the groups that RSL-RL knows by itself: "policy", or "actor"
+    as in mjlab, and "critic" if the environment has it.
     """
 
     is_capturable = False
@@ -53,7 +58,7 @@ class RslRlEnv:
         self,
         env: Any,
         clip_actions: float | None = None,
-        obs_groups: Sequence[str] = (POLICY_GROUP,),
+        obs_groups: Sequence[str] | None = None,
         critic_groups: Sequence[str] | None = None,
     ):
         missing = [name for name in NEEDED_ATTRIBUTES if not hasattr(env, name)]
@@ -63,9 +68,11 @@ class RslRlEnv:
         self.num_envs: int = env.num_envs
         self.device = torch.device(env.device)
         first = env.get_observations()
+        names = () if isinstance(first, Tensor) else tuple(first.keys())
+        if obs_groups is None:
+            obs_groups = (ACTOR_GROUP,) if ACTOR_GROUP in names and POLICY_GROUP not in names else (POLICY_GROUP,)
         if critic_groups is None:
-            has_critic = not isinstance(first, Tensor) and CRITIC_GROUP in first.keys()  # noqa: SIM118 (a TensorDict)
-            critic_groups = (CRITIC_GROUP,) if has_critic else obs_groups
+            critic_groups = (CRITIC_GROUP,) if CRITIC_GROUP in names else obs_groups
         self._policy_groups, self._critic_groups = tuple(obs_groups), tuple(critic_groups)
         self._is_asymmetric = self._policy_groups != self._critic_groups
         limit = np.inf if clip_actions is None else clip_actions

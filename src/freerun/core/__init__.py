@@ -87,6 +87,7 @@ from freerun.core.protocols import (
 from freerun.core.seeds import (
     HeldOutSeed,
     Purpose,
+    RepeatedSeed,
     RunSeed,
     SharedSeed,
     episode_rng,
@@ -162,6 +163,7 @@ __all__ = [
     "PruneRun",
     "Purpose",
     "RatingAlgorithm",
+    "RepeatedSeed",
     "RequiredPackage",
     "ReusableCollector",
     "RingBuffer",

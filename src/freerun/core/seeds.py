@@ -58,14 +58,23 @@ class HeldOutSeed(NamedTuple):
     purpose: Purpose
 
 
-RunSeed = int | SharedSeed | HeldOutSeed
+class RepeatedSeed(NamedTuple):
+    """The seed of a run whose workers may serve others after it, on environments that are the same in all of them.
+
+    Environments are reset with the seeds of a run that has its workers for itself: they carry no number of a training.
+    """
+
+    run_seed: int
+
+
+RunSeed = int | SharedSeed | HeldOutSeed | RepeatedSeed
 
 
 def episode_seed(run_seed: RunSeed, episode: int) -> int:
     """Return the seed that the environment of an episode is reset with."""
     # One bit fewer than the 32 that numpy returns, because some environments take only signed 32-bit seeds.
     seed = int(_seed_sequence(run_seed, episode).generate_state(1)[0] >> 1)
-    return training_of(episode) << _SEED_BITS | seed
+    return seed if isinstance(run_seed, RepeatedSeed) else training_of(episode) << _SEED_BITS | seed
 
 
 def episode_rng(run_seed: RunSeed, episode: int) -> np.random.Generator:
@@ -81,4 +90,5 @@ def _seed_sequence(run_seed: RunSeed, episode: int, *more: int) -> np.random.See
         return np.random.SeedSequence((run_seed.run_seed, number, *more), spawn_key=(int(run_seed.purpose),))
     if isinstance(run_seed, SharedSeed):
         return np.random.SeedSequence((run_seed.run_seed, run_seed.number(number), *more))
-    return np.random.SeedSequence((run_seed, number, *more))
+    own_seed = run_seed.run_seed if isinstance(run_seed, RepeatedSeed) else run_seed
+    return np.random.SeedSequence((own_seed, number, *more))

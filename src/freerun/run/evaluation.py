@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import gymnasium
 import numpy as np
 
 from freerun.adapters.catalog import ENV_SETTINGS
-from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
-from freerun.adapters.gymnasium_envs import NO_PICTURES, GymnasiumFactory
+from freerun.adapters.env_adapter import SerialEnvs
 from freerun.adapters.tensor_envs import is_only_tensors
 from freerun.collecting.rollouts.evaluation_episodes import GreedyPolicy, play
 from freerun.core import EnvSpaces, HeldOutSeed, Policy, Purpose, UserError, episode_seed
 from freerun.run.deployment import SavedPolicy
+from freerun.run.filming import Camera
 from freerun.run.trained_policy import TrainedPolicy
 from freerun.settings.config import AnyConfig
 from freerun.settings.env_flags import settings_class
 from freerun.settings.factories import make_factory, make_tensors
-
-DEFAULT_FPS = 25
-"""Frames per second of a film, if the environment's metadata have no render_fps."""
-SHORTEST_FRAME_MILLISECONDS = 20
-"""Programs that show GIFs slow down films whose frames are shorter than this."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +69,16 @@ def evaluate(
     render: str | Path | None = None,
     checkpoint: str | None = None,
     trust: Sequence[str] = (),
+    view: str | None = None,
 ) -> Evaluation:
     """Play episodes with a trained policy: the folder of its run, or what `load_policy` and `train` return.
 
-    `deterministic=False` samples actions as in training; `render` is a folder to film every episode in.
+    `deterministic=False` samples actions as in training; `render` is a folder to film every episode in,
+    `view` how the films show it, for environments that can be seen in several ways.
     """
     _check(episodes, seed)
+    if view is not None and render is None:
+        raise UserError("--view says how --render films the episodes: give --render, too")
     source = _source(policy, checkpoint)
     config = source.settings(trust)
     if is_only_tensors(config.env):
@@ -91,7 +87,7 @@ def evaluate(
         return _evaluate_tensors(source, config, episodes, _seed(config, seed), deterministic, trust)
     factory = make_factory(config)
     actor = _actor(source, factory.spaces, deterministic, trust)
-    camera = _Camera(factory, Path(render)) if render is not None else None
+    camera = Camera(factory, Path(render), view) if render is not None else None
     # One environment: a film shows one episode after another.
     env = SerialEnvs([camera.env if camera else factory.make_one()])
     evaluation = Evaluation([], [], [])
@@ -100,9 +96,11 @@ def evaluate(
             evaluation.returns.append(float(segment.reward.sum()))
             evaluation.lengths.append(segment.num_steps)
             if camera is not None:
-                evaluation.pictures.append(camera.save(len(evaluation.returns) - 1))
+                evaluation.pictures.append(camera.save())
     finally:
         env.close()
+        if camera is not None:
+            camera.close()
     return evaluation
 
 
@@ -162,54 +160,3 @@ def compare(
         others[name] = Evaluation(baseline(env, _seed(config, seed), episodes), [], [])
     env.close()
     return {"trained": evaluate(run_dir, episodes, seed, checkpoint=checkpoint, trust=trust), **others}
-
-
-class _Camera:
-    """Films episodes and saves each as a GIF."""
-
-    def __init__(self, factory: GymnasiumFactory, folder: Path):
-        try:
-            import PIL  # noqa: F401
-        except ModuleNotFoundError:
-            raise UserError("--render needs Pillow: pip install 'freerun[render]'") from None
-        drawing = _drawing_env(factory)
-        fps = drawing.env.metadata.get("render_fps") or DEFAULT_FPS
-        self._frame_milliseconds = max(SHORTEST_FRAME_MILLISECONDS, round(1000 / fps))
-        # It draws a frame after each step, and `render` returns those of the whole episode.
-        self._film = gymnasium.wrappers.RenderCollection(drawing.env, pop_frames=True)
-        self.env = EnvAdapter(self._film, factory.policy_group_only, mask_source=factory.mask_source)
-        self._folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write to {folder}: {error.strerror}; name another folder to --render") from None
-
-    def save(self, episode: int) -> Path:
-        """Write the film of the episode that has just ended."""
-        from PIL import Image
-
-        frames: Any = self._film.render()
-        pictures = [Image.fromarray(frame) for frame in frames]
-        path = self._folder / f"episode-{episode}.gif"
-        # loop=0: the film is shown again and again.
-        pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=self._frame_milliseconds, loop=0)
-        return path
-
-
-def _drawing_env(factory: GymnasiumFactory) -> EnvAdapter:
-    """Make an environment that draws. It draws once for a trial, because some accept the render_mode and draw
-    nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Gymnasium warns about what is refused below
-        env = factory.make_one(render_mode="rgb_array")
-        env.reset(seed=0)
-        try:
-            picture: Any = env.env.render()
-        except NotImplementedError:
-            picture = None
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise UserError(f"--render needs something that is not installed: {error}") from None
-    if not isinstance(picture, np.ndarray) or picture.ndim != 3:
-        env.close()
-        raise UserError(f"{NO_PICTURES} (its render() returns no array for render_mode 'rgb_array')")
-    return env

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from freerun.core import Array, EnvSpaces, RequiredPackage
+from freerun.core import Array, EnvSpaces, RequiredPackage, UserError
 from freerun.run import numpy_export
 from freerun.run.exported_module import ACTION, LOGITS, ExportedModule, ObservationPart, input_parts
 from freerun.run.trained_policy import TrainedPolicy
@@ -71,6 +71,17 @@ def _module(policy: TrainedPolicy) -> ExportedModule:
 
 
 @contextmanager
+def _exporting(to: str) -> Iterator[None]:
+    """Say in one sentence that torch cannot export a network, which may be any code of the user's."""
+    try:
+        with _quiet():
+            yield
+    except (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
+        reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), "")
+        raise UserError(f"torch cannot export this network to {to}: {type(error).__name__}: {reason}") from error
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Silence what torch says about its own exporters. What they write is checked afterwards."""
     log = logging.getLogger("torch.onnx")
@@ -88,7 +99,7 @@ def _write_onnx(policy: TrainedPolicy, path: Path) -> None:
     module = _module(policy)
     example, names = module.example(), [part.name for part in inputs_of(policy)]
     batch = torch.export.Dim("batch")
-    with _quiet():
+    with _exporting("ONNX"):
         torch.onnx.export(
             module,
             example,
@@ -115,7 +126,7 @@ def _open_onnx(path: Path, policy: TrainedPolicy) -> RunPolicy:
 
 def _write_torchscript(policy: TrainedPolicy, path: Path) -> None:
     module = _module(policy)
-    with _quiet():
+    with _exporting("TorchScript"):
         torch.jit.save(torch.jit.trace(module, module.example()), str(path))  # type: ignore[no-untyped-call]
 
 

@@ -24,7 +24,7 @@ from freerun.run.learner_threads import LearnerThreads
 from freerun.run.run_parts import RunParts, summarize
 from freerun.run.update_hooks import AfterCheckpoint, UpdateHooks
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import make_factory, set_learner_threads
+from freerun.settings.factories import make_factory, run_seed, set_learner_threads
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import situation
 from freerun.telemetry.advice import RecentRecords
@@ -109,7 +109,7 @@ class RunOutputs:
             display = displays.make_display(parts, lambda: self.shares.activity, self._recent)
         for sink in display:  # displays have threads, which must end even if something below fails
             stack.callback(sink.close)
-        guard = FiniteGuard(parts.ledger, config.on_nan or "stop", config.seed, parts.incidents)
+        guard = FiniteGuard(parts.ledger, config.on_nan or "stop", run_seed(config), parts.incidents)
         # The checkpoint comes after the files of lines, because it notes where they end.
         self.sinks: list[MetricSink] = [MetricsFile(self._lines["metrics"]), guard, *display]
         self.sinks += [self._recent, *trackers, self._hooks, self._checkpoints]

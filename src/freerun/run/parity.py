@@ -14,7 +14,7 @@ from freerun.adapters.action_masks import MaskReader, MaskSource
 from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
 from freerun.collecting.rollouts.evaluation_episodes import play
 from freerun.core import HeldOutSeed, Purpose
-from freerun.run.export_formats import RunPolicy
+from freerun.run.export_formats import PolicyOutputs, RunPolicy
 from freerun.run.exported_module import MaskedObservation
 from freerun.run.trained_policy import TrainedPolicy
 
@@ -49,7 +49,7 @@ class Parity:
 
 def compare(trained: RunPolicy, exported: RunPolicy, observations: Observations, source: str) -> Parity:
     """Run both policies on the same observations."""
-    ours, theirs = trained(observations), exported(observations)
+    ours, theirs = (_one_by_one(run, observations) for run in (trained, exported))
     is_discrete = ours.logits is not None
     expected, found = (outputs.logits if is_discrete else outputs.action for outputs in (ours, theirs))
     assert expected is not None
@@ -58,6 +58,14 @@ def compare(trained: RunPolicy, exported: RunPolicy, observations: Observations,
     holds = bool((difference <= TOLERANCE * np.maximum(1.0, np.abs(expected))).all())  # False for NaN
     num_others = int((ours.action != theirs.action).sum()) if is_discrete else 0
     return Parity(len(observations), source, float(difference.max()), num_others, holds)
+
+
+def _one_by_one(run: RunPolicy, observations: Observations) -> PolicyOutputs:
+    """Run a policy as a robot does. A network of the user's own may depend on what shares a batch with it."""
+    outputs = [run([obs]) for obs in observations]
+    actions = np.concatenate([output.action for output in outputs])
+    logits = [output.logits for output in outputs if output.logits is not None]
+    return PolicyOutputs(actions, np.concatenate(logits) if logits else None)
 
 
 # ---------------------------------------------------------------------------------------------- observations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import cast
+from typing import Any, cast
 
 import gymnasium
 
@@ -17,6 +17,7 @@ from freerun.core import (
     CollectorSettings,
     LearnerGroup,
     ModeOptions,
+    Policy,
     PriorityCollector,
     RatingAlgorithm,
     ReusableCollector,
@@ -28,7 +29,7 @@ from freerun.core import (
 from freerun.persistence.incidents import IncidentFile
 from freerun.run.self_tuning import tuning_bounds
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import hands_over_episodes
+from freerun.settings.factories import hands_over_episodes, run_seed
 from freerun.settings.registry import WORKER_MODULES, find_algorithm, find_mode
 from freerun.transport import processes
 from freerun.transport.state_tracks import SharedTracks
@@ -48,16 +49,21 @@ class Pool:
         self.tracks: SharedTracks | None = None
         self.incidents = IncidentFile()
         self._collector: ReusableCollector | None = None
+        self._shape: dict[str, Any] = {}
+        """What the policy of the workers is like, besides its weights."""
 
     def collector(
         self, config: AnyConfig, algorithm: Algorithm, start: StartPoint, peers: LearnerGroup | None = None
     ) -> Collector:
         """Return the collector of a training. It uses the workers that the pool has, or starts new ones."""
         peers = peers or SingleLearner()
-        if self._collector is None:
-            self._collector = self._start(config, algorithm, start, peers)
-        else:
+        shape = _shape(algorithm.policy)
+        if self._collector is not None and shape == self._shape:
             self._collector.renew(start)
+        else:
+            if self._collector is not None:  # its workers hold a policy that cannot take these weights
+                self._collector.close()
+            self._collector, self._shape = self._start(config, algorithm, start, peers), shape
         if peers.count == 1:
             return self._collector
         takes_turns = find_mode(config.mode).traits.takes_turns
@@ -83,7 +89,7 @@ class Pool:
             num_workers,
             config.max_lag,
             # Each of several learners plays episodes that no other one plays.
-            config.seed if peers.count == 1 else SharedSeed(config.seed, peers.index, peers.count),
+            run_seed(config) if peers.count == 1 else SharedSeed(config.seed, peers.index, peers.count),
             config.deterministic,
             self.tracks,
             config.step_timeout,
@@ -110,6 +116,11 @@ class Pool:
         if self._collector is not None:
             self._collector.close()
         self.incidents.close()
+
+
+def _shape(policy: Policy) -> dict[str, Any]:
+    """Return all that the workers' policy must share with one whose weights they are to take."""
+    return {**policy.describe(), "arrays": {name: array.shape for name, array in policy.arrays.items()}}
 
 
 def worker_modules(env: EnvName) -> list[str]:

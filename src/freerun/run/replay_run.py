@@ -18,7 +18,7 @@ from freerun.persistence.files import MOST_JSON_BYTES, read_json
 from freerun.persistence.run_folder import CONFIG, POLICY, SUMMARY, read_policy
 from freerun.run import init_from
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import make_algorithm, make_factory
+from freerun.settings.factories import make_algorithm, make_factory, run_seed
 from freerun.settings.named_code import trusted_config
 from freerun.settings.registry import find_algorithm, find_mode
 from freerun.telemetry.budget import Budget
@@ -71,7 +71,7 @@ def replay(run_dir: str | Path, until_update: int | None = None, trust: Sequence
         learned = init_from.find(config.init_from)
         init_from.start(made, learned, factory.spaces, config)
     algorithm = _ReplayedAlgorithm(made, until_update)
-    collector = ReplayCollector(factory, algorithm.policy, config.seed, record)
+    collector = ReplayCollector(factory, algorithm.policy, run_seed(config), record)
     ledger = Ledger()
     comparison = _WeightComparison(_saved_policies(folder), algorithm)
     try:

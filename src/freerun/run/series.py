@@ -21,7 +21,7 @@ from rich.table import Table
 
 from freerun.adapters.env_adapter import SerialEnvs
 from freerun.collecting.rollouts.evaluation_episodes import GreedyPolicy, play
-from freerun.core import EnvSettings, HeldOutSeed, Metrics, Purpose, UserError
+from freerun.core import EnvSettings, HeldOutSeed, Metrics, Policy, Purpose, UserError
 from freerun.experiment import Result, run
 from freerun.persistence import checkpoint, trust
 from freerun.persistence.checkpoint import Checkpoint
@@ -117,34 +117,34 @@ def run_series(config: AnyConfig) -> list[Result]:
     results: list[Result] = []
     with contextlib.ExitStack() as stack:
         pool: Pool | None = None
-        if _can_share_workers(config):
+        if can_share_workers(config):
             pool = Pool(make_factory(config))
             stack.callback(pool.close)
         for number, (name, env_settings) in enumerate(trainings.items()):
             if name in table.entries:
                 continue
             # A name such as a,b,c would be awkward as a folder.
-            path, found = _place(folder / f"{number:03}-{name.replace(',', '-')}")
+            path, found = find_place(folder / f"{number:03}-{name.replace(',', '-')}")
             own = dataclasses.replace(config, env_settings=env_settings, run_dir=path)
             # Without shared workers each training has its own, and is the only one that they ever serve.
             result = run(own, pool, number if pool else 0, found)
             results.append(result)
             if result.summary["outcome"] != "finished":
                 break  # without an entry in the table, so that a later call continues this training
-            table.add(name, {"run": path.name, **_figures(result), **_trial(own, result)})
+            table.add(name, {"run": path.name, **figures_of(result), **judge(own, result.policy.actor)})
             if not config.quiet:
                 console = Console(stderr=True)
                 print_table(table.entries, own, console if console.is_terminal else Console(stderr=True, width=120))
     return results
 
 
-def _can_share_workers(config: AnyConfig) -> bool:
+def can_share_workers(config: AnyConfig) -> bool:
     """True if one training's workers can serve the next, because nothing of theirs is left over in between."""
     whole = find_mode(config.mode).traits.whole_episodes and not config.collector.segment_steps
     return whole and find_algorithm(config.algo).traits.on_policy
 
 
-def _place(path: Path) -> tuple[Path, Checkpoint | None]:
+def find_place(path: Path) -> tuple[Path, Checkpoint | None]:
     """Find the folder of a training and its newest checkpoint. A folder that cannot be used gets another one beside."""
     attempt = path
     for number in itertools.count(2):
@@ -158,19 +158,20 @@ def _place(path: Path) -> tuple[Path, Checkpoint | None]:
     raise AssertionError
 
 
-def _figures(result: Result) -> dict[str, Any]:
+def figures_of(result: Result) -> dict[str, Any]:
+    """Return what the table says about the training itself."""
     names = ("episodes", "mean_return", "wall_seconds", "episodes_per_second", "startup_seconds")
     return {name: result.summary[name] for name in names}
 
 
-def _trial(config: AnyConfig, result: Result) -> Metrics:
+def judge(config: AnyConfig, actor: Policy, num_episodes: int = TRIAL_EPISODES) -> Metrics:
     """Play some episodes with the trained policy, and average what the environment's settings say of each."""
     env = make_factory(config).make_one()
     # Every training is judged by the same episodes, which none of them was trained on.
     seed = HeldOutSeed(config.seed, Purpose.EVALUATION)
     episodes = [
         config.env_settings.trial_figures(env.env, float(segment.reward.sum()))
-        for segment in play(SerialEnvs([env]), GreedyPolicy(result.policy.actor), seed, TRIAL_EPISODES)
+        for segment in play(SerialEnvs([env]), GreedyPolicy(actor), seed, num_episodes)
     ]
     env.close()
     return {name: sum(episode[name] for episode in episodes) / len(episodes) for name in episodes[0]}

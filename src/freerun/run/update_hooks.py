@@ -23,7 +23,7 @@ from freerun.core import (
 )
 from freerun.persistence.checkpoint import Checkpoint
 from freerun.run.run_parts import RunParts
-from freerun.run.trained_policy import TrainedPolicy
+from freerun.run.trained_policy import TrainedPolicy, own_settings
 from freerun.settings.config import AnyConfig
 from freerun.settings.own_classes import check_parts
 from freerun.settings.registry import find_algorithm, find_mode
@@ -70,7 +70,9 @@ class Update:
     def policy(self) -> TrainedPolicy:
         """A copy of the policy as it is now. It acts (`policy.predict(obs)`), and `freerun.evaluate` takes it."""
         parts = self._hooks.parts
-        return TrainedPolicy(copy.deepcopy(parts.algorithm.policy), parts.spaces, lambda trust: parts.config)
+        return TrainedPolicy(
+            copy.deepcopy(parts.algorithm.policy), parts.spaces, functools.partial(own_settings, parts.config)
+        )
 
     def stop(self, reason: str) -> None:
         """End the run after this update, with its checkpoint and its results."""

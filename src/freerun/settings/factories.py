@@ -16,6 +16,8 @@ from freerun.core import (
     EnvSpec,
     HandedOver,
     LearnerGroup,
+    RepeatedSeed,
+    RunSeed,
     UserError,
     callable_name,
     is_found_by_name,
@@ -76,6 +78,12 @@ def make_tensors(config: AnyConfig, num_envs: int, num_shares: int, seed: int) -
 
 def make_factory(config: AnyConfig) -> GymnasiumFactory:
     return GymnasiumFactory(*env_recipe(config))
+
+
+def run_seed(config: AnyConfig) -> RunSeed:
+    """Return what the episodes of a run are seeded by. Only the trainings of a series need seeds that tell them
+    apart."""
+    return config.seed if config.env_settings.series() else RepeatedSeed(config.seed)
 
 
 def _policy_group_only(config: AnyConfig) -> bool:

@@ -116,6 +116,11 @@ ALGORITHMS = {
         "freerun.algorithms.fastsac.fastsac_config:FastSACConfig",
         "soft actor-critic (or TD3) for thousands of environments: few gradient steps on large batches",
     ),
+    "dqn": AlgorithmEntry(
+        "freerun.algorithms.dqn.dqn:DQN",
+        "freerun.algorithms.dqn.dqn_config:DQNConfig",
+        "deep Q-learning (double, duelling, n-step, prioritised); off-policy, for Discrete actions",
+    ),
     "mbpo": AlgorithmEntry(
         "freerun.algorithms.mbpo.mbpo:MBPO",
         "freerun.algorithms.mbpo.mbpo_config:MBPOConfig",
@@ -279,14 +284,30 @@ def make_config(options: Mapping[str, Any]) -> AnyConfig:
     for name, what in (("env", "environment"), ("network", "network")):
         if isinstance(options.get(name), str) and options[name].startswith(f"{SCRIPT}:"):
             options[name] = import_callable(options[name], what)
-    kinds = {name: kind for part in (TrainConfig, *parts.values()) for name, kind in get_type_hints(part).items()}
+    kinds = setting_kinds(options)
     # Nor has JSON paths.
     options.update({name: Path(value) for name, value in options.items() if _is_path(kinds[name], value)})
-    _check_kinds(options, kinds)
+    check_kinds(options, kinds)
     for tracker in options.get("track", ()):
         find_tracker(tracker)
     chosen = {part: {name: options[name] for name in options if name in own} for part, own in names.items()}
     return TrainConfig(**chosen.pop("run"), **{part: parts[part](**chosen[part]) for part in PARTS})
+
+
+def setting_kinds(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the type of each setting of a run with this algorithm, mode and environment."""
+    parts = (TrainConfig, *part_classes(options).values())
+    return {name: kind for part in parts for name, kind in get_type_hints(part).items() if name not in PARTS}
+
+
+def changed_config(config: AnyConfig, changes: Mapping[str, Any]) -> AnyConfig:
+    """Return the settings with other values, by flat names that they have."""
+    changed: dict[str, Any] = {}
+    for part in PARTS:
+        own = {name: changes[name] for name in changes.keys() & _field_names(getattr(config, part))}
+        changed[part] = dataclasses.replace(getattr(config, part), **own)
+    run = {name: changes[name] for name in changes.keys() & _field_names(TrainConfig)}
+    return dataclasses.replace(config, **changed, **run)
 
 
 def check_name(name: str, options: Mapping[str, Any]) -> None:
@@ -313,7 +334,7 @@ def check_name(name: str, options: Mapping[str, Any]) -> None:
     env_flags.refuse(name, options.get("env"))
 
 
-def _check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+def check_kinds(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """What comes from a file or from Python has not been through the flags' parser."""
     for name, value in options.items():
         try:

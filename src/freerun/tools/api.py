@@ -1,4 +1,4 @@
-"""The functions that Python programs call: `freerun.train()` and `freerun.resume()`."""
+"""The functions that Python programs call: `freerun.train()`, `freerun.sweep()` and `freerun.resume()`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from freerun.persistence import trust as trust_check
 from freerun.run.resume import newest, nothing_left
 from freerun.run.resume import settings_of as settings_of_run
 from freerun.run.update_hooks import Callback
+from freerun.settings.config import AnyConfig
 from freerun.settings.named_code import code_in
 from freerun.settings.own_classes import name_own
 from freerun.settings.presets import settings_of
 from freerun.settings.registry import make_config
 from freerun.tools.probe import auto_mode
 from freerun.tools.probe.device_choice import choose_device
+from freerun.tools.sweep.sweep import Sweep, SweepResult
+from freerun.tools.sweep.sweep_options import SweepOptions
 
 logger = logging.getLogger("freerun")
 
@@ -40,19 +43,23 @@ def train(
 
     The environment may also be a `core.TensorEnv` or an RSL-RL VecEnv that exists already. It is closed at the end.
     """
-    if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
-        raise UserError(_made_already(env))
     if hasattr(env, "num_envs") and hasattr(env, "device"):
         # Environments that exist already decide their number and their device.
         settings = {"num_envs": env.num_envs, "device": str(env.device), **settings}
         env = give(env)
+    return run(_config(env, preset, settings), on_update=on_update)
+
+
+def _config(env: Any, preset: str | Sequence[str], settings: dict[str, Any]) -> AnyConfig:
+    if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
+        raise UserError(_made_already(env))
     names = [preset] if isinstance(preset, str) else preset
     options = {**settings_of(names), "env": env, **_named(settings)}
     if auto_mode.is_open(options):
         config = auto_mode.settle(options, lambda mode: make_config(auto_mode.in_mode(options, mode)), given=options)
     else:
         config = make_config(options)
-    return run(choose_device(config), on_update=on_update)
+    return choose_device(config)
 
 
 def _made_already(env: Any) -> str:
@@ -63,6 +70,44 @@ def _made_already(env: Any) -> str:
         f"freerun.train() was given an environment that is made already ({name}), but every worker makes its own: pass "
         f"its id, its class or a function that makes it, as in freerun.train({one})"
     )
+
+
+def sweep(
+    env: str | Callable[..., gymnasium.Env[Any, Any]],
+    *,
+    vary: Mapping[str, Any],
+    preset: str | Sequence[str] = (),
+    trials: int | None = None,
+    sampler: str = "tpe",
+    seeds_per_trial: int = 1,
+    at_once: int = 1,
+    score: str = "return",
+    score_episodes: int = 20,
+    cost: str | None = None,
+    prune: bool = True,
+    **settings: Any,
+) -> SweepResult:
+    """Search for the settings that train best: `sweep("CartPole-v1", vary={"learning_rate": "1e-5:1e-2:log"})`.
+
+    `vary` has a range as text or a list of values for each setting. Other settings have the names of the flags of
+    `freerun train`, and those of this function the names of the flags of `freerun sweep` (docs/sweeps.md).
+    """
+    options = SweepOptions(
+        trials=trials,
+        sampler=sampler,  # type: ignore[arg-type]
+        seeds_per_trial=seeds_per_trial,
+        at_once=at_once,
+        score=score,  # type: ignore[arg-type]
+        score_episodes=score_episodes,
+        cost=cost,  # type: ignore[arg-type]
+        prune=prune,
+    )
+    return Sweep.new(_config(env, preset, settings), vary, options).run()
+
+
+def resume_sweep(folder: str | Path, *, trust: Sequence[str] = (), **changes: Any) -> SweepResult:
+    """Continue a sweep that was stopped or killed: `resume_sweep("runs/sweep-…", trials=80)`."""
+    return Sweep.resumed(Path(folder), changes, trust).run()
 
 
 def resume(

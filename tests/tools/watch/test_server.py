@@ -237,3 +237,17 @@ def test_names_of_this_machine() -> None:
     assert own_hosts("example.org", 80) == {"example.org:80"}
     assert "[::1]:8642" in own_hosts("::1", 8642)
     assert "127.0.0.1:1" in own_hosts("0.0.0.0", 1)
+
+
+def test_a_run_of_a_sweep_comes_with_all_trials(tmp_path: Path) -> None:
+    write_run(tmp_path / "sweep" / "trial-000")
+    trials = {"env": "CartPole-v1", "vary": ["gamma"], "trials": [{"number": 0, "state": "running", "score": None}]}
+    (tmp_path / "sweep" / "trials.json").write_text(json.dumps(trials))
+    with watching(tmp_path) as found:
+        assert json.loads(found.get("/api/run", id="sweep/trial-000").body)["sweep"] == trials
+    # The folder around a run that was named itself is none of the page's business.
+    with watching(tmp_path / "sweep" / "trial-000") as found:
+        assert json.loads(found.get("/api/run", id="trial-000").body)["sweep"] is None
+    (tmp_path / "sweep" / "trials.json").write_text('{"trials": 3}')
+    with watching(tmp_path) as found:
+        assert json.loads(found.get("/api/run", id="sweep/trial-000").body)["sweep"] is None

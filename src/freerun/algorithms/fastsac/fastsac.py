@@ -14,7 +14,6 @@ from torch import Tensor
 from freerun.algorithms.fastsac.critic_heads import CriticHead, DistributionHead, ScalarHead
 from freerun.algorithms.fastsac.fastsac_config import FastSACConfig, learner_note, scaled_defaults
 from freerun.algorithms.fastsac.large_batch_steps import LargeBatchSteps
-from freerun.algorithms.fastsac.n_step_returns import n_step_returns
 from freerun.algorithms.fastsac.obs_normalizer import ObsNormalizer
 from freerun.algorithms.policies.mlp_actor import ActorSpec
 from freerun.algorithms.sac.off_policy import OffPolicy
@@ -48,6 +47,7 @@ class FastSAC(OffPolicy):
     )
     learned: ClassVar[tuple[str, ...]] = (*OffPolicy.learned, "obs_moments")
     config: FastSACConfig
+    agent: SoftAgent
 
     def __init__(
         self,
@@ -102,19 +102,7 @@ class FastSAC(OffPolicy):
 
     def steps_of(self, segment: AnySegment) -> StepBatch:
         """The steps of a segment as flat rows, with the rewards of the next steps summed up."""
-        steps = super().steps_of(segment)
-        if self.config.num_return_steps == 1:
-            return steps
-        shape = segment.reward.shape  # [T, B]
-        terminated, truncated = (self._tensor(getattr(segment, name)) for name in ("terminated", "truncated"))
-        reward, last, lost = n_step_returns(
-            steps.reward.view(shape), terminated, truncated, self.config.num_return_steps, self.config.gamma
-        )
-        # Rows are flat: row t * B + b holds step t of environment b.
-        rows = last * shape[1] + torch.arange(shape[1], device=self.device)
-        return steps._replace(
-            reward=reward.flatten(), next_obs=steps.next_obs[rows.flatten()], terminated=lost.flatten()
-        )
+        return self._sum_up_rewards(super().steps_of(segment), segment, self.config.num_return_steps)
 
     def importance(self, segment: AnySegment) -> float:
         return float(self._critic_steps.td_error(self.steps_of(segment)).abs().mean())

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freerun.algorithms.fastsac.critic_heads import Twins
-from freerun.algorithms.sac.sac_config import BATCH_SIZE, MOST_BATCH_SIZE, SACConfig
+from freerun.algorithms.sac.off_policy_config import MOST_BATCH_SIZE
+from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.core import Common, RunScale, UserError, require_positive
 
 UPDATES_PER_VECTOR_STEP = 16.0
@@ -51,11 +52,11 @@ class FastSACConfig(SACConfig):
     """The weight of the policy's entropy, at first: with few gradient steps it has no time to fall from 1."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Numbers in the networks' products (auto: fp32)."""
-    learning_rate: Common[float] = 1e-3
+    learning_rate: Common[float] = 3e-4
     """Adam's step size, of policy, critics and temperature."""
-    target_rate: float = 0.05
+    target_rate: float = 0.1
     """How fast the target critics follow the critics (tau)."""
-    gamma: float = 0.98
+    gamma: float = 0.99
     """Discount of later rewards."""
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ def scaled_defaults(config: FastSACConfig, scale: RunScale) -> dict[str, Any]:
     wanted = config.updates_per_vector_step
     values: dict[str, Any] = {
         "updates_per_step": min(1.0, UPDATES_PER_VECTOR_STEP / scale.num_envs),
-        "batch_size": min(MOST_BATCH_SIZE, max(BATCH_SIZE, 2 * scale.num_envs)),
+        "batch_size": min(MOST_BATCH_SIZE, max(config.default_batch_size, 2 * scale.num_envs)),
         "normalize_obs": True,
     }
     values = {name: value for name, value in values.items() if getattr(config, name) is None}

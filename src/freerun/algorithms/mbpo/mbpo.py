@@ -21,8 +21,9 @@ from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
 from freerun.algorithms.sac.off_policy import OffPolicy, UpdateBudget, learner_note
+from freerun.algorithms.sac.off_policy_config import scaled_defaults
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
-from freerun.algorithms.sac.sac_config import scaled_defaults
+from freerun.algorithms.sac.soft_agent import SoftAgent
 from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics, UserError
 from freerun.cuda_graphs import GraphedStep
 
@@ -55,6 +56,7 @@ class MBPO(OffPolicy):
         console_line=_console_line,
     )
     config: MBPOConfig
+    agent: SoftAgent
 
     def __init__(
         self,
@@ -96,6 +98,9 @@ class MBPO(OffPolicy):
         self._rollout_stage: BackgroundStage[list[StepBatch]] | None = (
             BackgroundStage("rollout", self.device) if is_concurrent else None
         )
+
+    def _make_agent(self, seed: int) -> SoftAgent:
+        return SoftAgent(self.spec, self.config, seed, self.device, self._learner_group)
 
     def _rows_per_rollout(self) -> int:
         """Rows of a batch of rollouts: equally many for each elite, and no more than one update pays for.

@@ -64,6 +64,12 @@ class DeviceActor:
             obs = (obs - self._views["obs_mean"]) * self._views["obs_scale"]
             obs = obs.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
         output: Tensor = self._network(obs)
+        if spec.epsilon_greedy:
+            # As `epsilon_greedy.EpsilonGreedy`: one number decides whether to explore, another one chooses.
+            noise = torch.rand((num_rows, 2), generator=self.generator, device=self._device)
+            choice = (noise[:, 1] * spec.output_size).long()
+            action = torch.where(noise[:, 0] < self._views["epsilon"], choice, output.argmax(dim=1))
+            return action, torch.zeros_like(output[:, 0])
         if spec.categories:
             return self._sample_categories(masked_logits(output, rows) if spec.has_mask else output)
         noise = torch.randn((num_rows, spec.gaussian_size), generator=self.generator, device=self._device)

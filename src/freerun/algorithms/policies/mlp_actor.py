@@ -24,6 +24,7 @@ from freerun.algorithms.policies.action_heads import (
     mask_logits,
     with_preparation,
 )
+from freerun.algorithms.policies.epsilon_greedy import EpsilonGreedy
 from freerun.algorithms.policies.output_cache import OutputCache
 from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, require_positive
 
@@ -64,6 +65,9 @@ class ActorSpec:
     `EnvSpec.obs_groups`. The policy also takes observations without them."""
     has_mask: bool = False
     """Whether the last numbers of an observation, one per choice, say which choices are allowed."""
+    epsilon_greedy: bool = False
+    """The outputs are the values of the choices of one discrete action. The policy takes the best one, or a random one
+    with the probability `epsilon`, which is one of its weights."""
 
     def __post_init__(self) -> None:
         require_positive(self, "hidden_sizes")
@@ -129,6 +133,8 @@ class ActorSpec:
         return sum(self.categories) or self.gaussian_size * (2 if self.low and not self.noise_range else 1)
 
     def make_head(self, scalar_actions: bool) -> ActionHead:
+        if self.epsilon_greedy:
+            return EpsilonGreedy(self.categories[0])
         if self.noise_range:
             return NoisyTanh(self.low, self.high, self.noise_range)
         if self.low:
@@ -149,6 +155,8 @@ class ActorSpec:
             arrays[f"{2 * layer}.bias"] = (num_out,)
         if self.gaussian_size and not self.low:
             arrays["log_std"] = (self.gaussian_size,)
+        if self.epsilon_greedy:
+            arrays["epsilon"] = (1,)
         return arrays
 
 
@@ -265,6 +273,8 @@ class MLPActor:
             augmented[:, -1] = bias
         if isinstance(self._head, Gaussian):
             self._head.load(self.arrays["log_std"])
+        elif isinstance(self._head, EpsilonGreedy):
+            self._head.epsilon = self.arrays["epsilon"].item()
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
         num_rows = len(obs)

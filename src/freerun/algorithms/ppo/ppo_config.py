@@ -41,8 +41,8 @@ class PPOConfig:
     num_epochs: int | None = None
     """Passes over the data of an update (if not given: 10, and 5 for environments that are tensors)."""
     minibatch_size: Common[int | None] = None
-    """Steps per gradient step (if not given: 64 for up to 4 environments at once, 256 or more for others, and a quarter
-    of an update for environments that are tensors)."""
+    """Steps per gradient step (if not given: 64 for a single environment, 256 or more for others, and a quarter of an
+    update for environments that are tensors)."""
     # The defaults from here to max_grad_norm are those of Stable-Baselines3.
     gamma: float = 0.99
     """Discount per step."""
@@ -129,7 +129,7 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
         minibatch_size = MINIBATCH_SIZE
         if scale.is_tensors:
             minibatch_size = max(MINIBATCH_SIZE, steps // TENSOR_MINIBATCHES)
-        elif not scale.has_few_envs and scale.unit_steps is None:
+        elif scale.num_envs > 1 and scale.unit_steps is None:
             minibatch_size = usual_steps // NUM_MINIBATCHES
     # The noise of a gradient falls with the square root of the rows that it is averaged over, so a step may be longer.
     learning_rate = min(MAX_LEARNING_RATE, LEARNING_RATE * (minibatch_size / MINIBATCH_SIZE) ** 0.5)

@@ -1,10 +1,12 @@
-"""What SAC and MBPO share: a buffer of real steps, an agent, and a declared number of gradient steps per real step."""
+"""What off-policy algorithms share: a buffer of real steps, an agent, and a declared pace of gradient steps."""
 
 from __future__ import annotations
 
+import abc
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -13,14 +15,14 @@ from torch import Tensor
 from freerun.algorithms.learners.fast_learner import learner_words
 from freerun.algorithms.learners.shared_update import first_episode
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
-from freerun.algorithms.sac.replay_buffer import ReplayBuffer, StepBatch
-from freerun.algorithms.sac.sac_config import SACConfig
-from freerun.algorithms.sac.soft_agent import SoftAgent
+from freerun.algorithms.sac.n_step_returns import n_step_returns
+from freerun.algorithms.sac.off_policy_config import OffPolicyConfig
+from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplaySample, StepBatch
 from freerun.core import AnySegment, Array, Demand, EnvSpec, LearnerGroup, Metrics, Segment, SingleLearner, UserError
-from freerun.cuda_graphs import resolve_acceleration
+from freerun.cuda_graphs import GraphedStep, resolve_acceleration
 
 
-def learner_note(config: SACConfig, device: str) -> str:
+def learner_note(config: OffPolicyConfig, device: str) -> str:
     return learner_words(config.learner, device)
 
 
@@ -50,7 +52,40 @@ class UpdateBudget:
         self._due, self.done = float(state["due"]), int(state["done"])
 
 
-class OffPolicy:
+class Agent(Protocol):
+    """The networks of an algorithm, and the gradient steps that train them."""
+
+    @property
+    def generators(self) -> tuple[torch.Generator, ...]:
+        """All that a gradient step draws random numbers from, besides the buffer's own."""
+        ...
+
+    def learn(self, sample: ReplaySample) -> Tensor:
+        """Take one gradient step; returns the TD errors of the sample."""
+        ...
+
+    def td_error(self, steps: StepBatch) -> Tensor:
+        """How far the values are off, per step, without learning from it."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """Means over the gradient steps since the last call."""
+        ...
+
+    def export(self, policy: MLPActor, **statistics: Tensor) -> None:
+        """Copy the weights, and other numbers of the policy by name, into the workers' policy."""
+        ...
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The optimisers by their names in `state_dict()`."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class OffPolicy(abc.ABC):
     """An algorithm that learns many times from the steps in a replay buffer.
 
     Every one of several learners stores the steps of all: a step is small beside the gradients that it takes part in.
@@ -58,11 +93,12 @@ class OffPolicy:
 
     learned: ClassVar[tuple[str, ...]] = ("agent/actor", "agent/critics", "agent/targets")
     """MBPO's model is left out: it describes the other run's environment, and is soon learned from this run's steps."""
+    agent: Agent
 
     def __init__(
         self,
         env: EnvSpec,
-        config: SACConfig,
+        config: OffPolicyConfig,
         seed: int,
         device: str,
         deterministic: bool,
@@ -74,12 +110,12 @@ class OffPolicy:
         self.device = torch.device(device)
         self._acceleration = resolve_acceleration(config.acceleration, self.device)
         self.spec = self._make_spec(env)
-        self.policy = MLPActor(self.spec, scalar_actions=False, batch_invariant=deterministic)
+        self.policy = MLPActor(self.spec, bool(self.spec.categories), batch_invariant=deterministic)
         self._whole_episodes = deterministic
         self.agent = self._make_agent(seed)
         if self._learner_group.count > 1 and self._acceleration != "none":
             raise UserError("several learners cannot record their gradient steps: give --acceleration none")
-        self._sizes = (self.spec.obs_size, self.spec.gaussian_size)
+        self._sizes = (self.spec.obs_size, self.spec.gaussian_size or len(self.spec.categories))
         self.real_buffer = ReplayBuffer(config.buffer_size, *self._sizes, config, seed, self.device, self._acceleration)
         low, high = (torch.tensor(limits, device=self.device) for limits in (self.spec.low, self.spec.high))
         self._centre, self._half_range = (high + low) / 2, (high - low) / 2
@@ -91,8 +127,8 @@ class OffPolicy:
     def _make_spec(self, env: EnvSpec) -> ActorSpec:
         return ActorSpec.squashed(env, self.config.hidden_sizes, self.config.activation)
 
-    def _make_agent(self, seed: int) -> SoftAgent:
-        return SoftAgent(self.spec, self.config, seed, self.device, self._learner_group)
+    @abc.abstractmethod
+    def _make_agent(self, seed: int) -> Agent: ...
 
     def _export(self) -> None:
         """Copy what was learned into the workers' policy."""
@@ -104,7 +140,7 @@ class OffPolicy:
         if count > batch_size:
             raise UserError(f"{count} learners need batches of at least as many steps: raise {flag}")
 
-    def reconfigure(self, config: SACConfig) -> None:
+    def reconfigure(self, config: OffPolicyConfig) -> None:
         self.config = config
         self._agent_budget.per_step = config.work_per_step("updates_per_step")
 
@@ -150,18 +186,35 @@ class OffPolicy:
         return array.to(self.device)
 
     def steps_of(self, segment: AnySegment) -> StepBatch:
-        """The steps of a segment as flat rows, with actions scaled to [-1, 1]."""
+        """The steps of a segment as flat rows, with actions of a range scaled to [-1, 1]."""
         num_steps = segment.num_steps
         names = ("obs", "action", "reward", "next_obs", "terminated")
         obs, action, reward, next_obs, terminated = (self._tensor(getattr(segment, name)).float() for name in names)
-        # a_scaled = (a - centre) / half_range; rounding may push it past 1
-        scaled = ((action.reshape(num_steps, -1) - self._centre) / self._half_range).clamp(-1.0, 1.0)
+        action = action.reshape(num_steps, -1)
+        if self.spec.low:
+            # a_scaled = (a - centre) / half_range; rounding may push it past 1
+            action = ((action - self._centre) / self._half_range).clamp(-1.0, 1.0)
         return StepBatch(
             obs.reshape(num_steps, -1),
-            scaled,
+            action,
             reward.reshape(num_steps),
             next_obs.reshape(num_steps, -1),
             terminated.reshape(num_steps),
+        )
+
+    def _sum_up_rewards(self, steps: StepBatch, segment: AnySegment, num_steps: int) -> StepBatch:
+        """The flat rows of a segment, with the rewards of up to `num_steps` steps summed up."""
+        if num_steps == 1:
+            return steps
+        shape = segment.reward.shape  # [T, B]
+        terminated, truncated = (self._tensor(getattr(segment, name)) for name in ("terminated", "truncated"))
+        reward, last, lost = n_step_returns(
+            steps.reward.view(shape), terminated, truncated, num_steps, self.config.gamma
+        )
+        # Rows are flat: row t * B + b holds step t of environment b.
+        rows = last * shape[1] + torch.arange(shape[1], device=self.device)
+        return steps._replace(
+            reward=reward.flatten(), next_obs=steps.next_obs[rows.flatten()], terminated=lost.flatten()
         )
 
     def importance(self, segment: AnySegment) -> float:
@@ -214,3 +267,29 @@ class OffPolicy:
         self._agent_budget.load_state_dict(state["agent_pace"])
         self._num_new_steps = int(state["fresh_steps"])
         self._export()
+
+
+class ReplayLearner(OffPolicy):
+    """Learns from the real steps in its buffer alone, by one kind of gradient step."""
+
+    @functools.cached_property
+    def take_gradient_steps(self) -> GraphedStep:
+        """Call it with the number of gradient steps to take. On a GPU they are replays of one captured graph."""
+        generators = (*self.agent.generators, self.real_buffer.generator)
+        return GraphedStep(self._gradient_step, self.device, generators, self._acceleration)
+
+    def reconfigure(self, config: OffPolicyConfig) -> None:
+        super().reconfigure(config)
+        self.take_gradient_steps.forget()  # a captured step would keep its batch size
+
+    def update(self, version: int, progress: float) -> Metrics:
+        self._earn_updates()
+        self.real_buffer.anneal_beta(progress)
+        self.take_gradient_steps(self._agent_budget.take())
+        self._export()
+        return self._base_metrics()
+
+    def _gradient_step(self) -> None:
+        sample = self.real_buffer.sample(self.config.rows_per_batch)
+        td_error = self.agent.learn(sample)
+        self.real_buffer.update_priorities(sample.rows, td_error)

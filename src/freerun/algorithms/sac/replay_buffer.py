@@ -47,7 +47,7 @@ class StepBatch(NamedTuple):
 
     obs: Tensor
     action: Tensor
-    """Scaled to [-1, 1]."""
+    """Scaled to [-1, 1]; the number of the choice where actions are discrete."""
     reward: Tensor
     next_obs: Tensor
     terminated: Tensor
@@ -63,6 +63,11 @@ class ReplaySample(NamedTuple):
     """The weight of each step in the loss."""
     rows: Tensor
     """Where the steps lie in the buffer."""
+
+    def part(self, mine: slice) -> ReplaySample:
+        """Some of the steps with their weights; `rows` stay those of all."""
+        steps = StepBatch(*(column[mine] for column in self.steps))
+        return ReplaySample(steps, self.weight[mine], self.rows)
 
 
 class ReplayBuffer:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-
 from gymnasium import spaces
 
-from freerun.algorithms.sac.off_policy import OffPolicy, learner_note
-from freerun.algorithms.sac.sac_config import SACConfig, scaled_defaults
-from freerun.core import AlgorithmTraits, Metrics
-from freerun.cuda_graphs import GraphedStep
+from freerun.algorithms.sac.off_policy import ReplayLearner, learner_note
+from freerun.algorithms.sac.off_policy_config import scaled_defaults
+from freerun.algorithms.sac.sac_config import SACConfig
+from freerun.algorithms.sac.soft_agent import SoftAgent
+from freerun.core import AlgorithmTraits
 
 
-class SAC(OffPolicy):
+class SAC(ReplayLearner):
     """Learns from the real steps in its buffer."""
 
     traits = AlgorithmTraits(
@@ -26,25 +25,8 @@ class SAC(OffPolicy):
         update_ratio_setting="updates_per_step",
         learner_note=learner_note,
     )
+    config: SACConfig
+    agent: SoftAgent
 
-    @functools.cached_property
-    def take_gradient_steps(self) -> GraphedStep:
-        """Call it with the number of gradient steps to take. On a GPU they are replays of one captured graph."""
-        generators = (self.agent.generator, self.real_buffer.generator)
-        return GraphedStep(self._gradient_step, self.device, generators, self._acceleration)
-
-    def reconfigure(self, config: SACConfig) -> None:
-        super().reconfigure(config)
-        self.take_gradient_steps.forget()  # a captured step would keep its batch size
-
-    def update(self, version: int, progress: float) -> Metrics:
-        self._earn_updates()
-        self.real_buffer.anneal_beta(progress)
-        self.take_gradient_steps(self._agent_budget.take())
-        self.agent.export(self.policy)
-        return self._base_metrics()
-
-    def _gradient_step(self) -> None:
-        sample = self.real_buffer.sample(self.config.rows_per_batch)
-        td_error = self.agent.learn(sample)
-        self.real_buffer.update_priorities(sample.rows, td_error)
+    def _make_agent(self, seed: int) -> SoftAgent:
+        return SoftAgent(self.spec, self.config, seed, self.device, self._learner_group)

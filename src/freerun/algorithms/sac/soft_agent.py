@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freerun.algorithms.learners.fast_learner import uses_fast_learner
-from freerun.algorithms.learners.shared_update import average_over_learners_, join_shares, share_of_rows
+from freerun.algorithms.learners.shared_update import join_shares, share_of_rows
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
 from freerun.algorithms.sac.sac_config import SACConfig
@@ -20,9 +20,9 @@ from freerun.algorithms.sac.soft_steps import (
     AutogradSoftSteps,
     FastSoftSteps,
     SoftSteps,
-    StepCounters,
     StepParts,
 )
+from freerun.algorithms.sac.step_counters import StepCounters
 from freerun.core import LearnerGroup, Metrics, SingleLearner
 
 
@@ -51,7 +51,7 @@ class SoftAgent:
         self._device = device
         self.networks = networks or SoftNetworks(spec, config.learning_rate, seed, device)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self._counters = StepCounters(device)
+        self._counters = StepCounters(METRICS, device)
         # The usual heuristic: minus the number of actions (Haarnoja et al. 2018b, appendix D)
         num_actions = self.networks.num_actions
         target_entropy = -float(num_actions) if config.target_entropy is None else config.target_entropy
@@ -62,6 +62,10 @@ class SoftAgent:
     def weights(self) -> Tensor:
         """The temperature's logarithm and the policy's weights, end to end."""
         return self.networks.actor_weights
+
+    @property
+    def generators(self) -> tuple[torch.Generator, ...]:
+        return (self.generator,)
 
     # ------------------------------------------------------------------------------------------ the gradient step
 
@@ -87,9 +91,8 @@ class SoftAgent:
         num_rows = len(sample.steps.reward)
         mine = share_of_rows(self._learner_group, num_rows)
         self._share = (mine.stop - mine.start) / num_rows
-        steps = StepBatch(*(part[mine] for part in sample.steps))
-        my_noise = noise.view(2, num_rows, -1)[:, mine].reshape(2 * len(steps.reward), -1)
-        return ReplaySample(steps, sample.weight[mine], sample.rows), my_noise
+        my_noise = noise.view(2, num_rows, -1)[:, mine].reshape(2 * (mine.stop - mine.start), -1)
+        return sample.part(mine), my_noise
 
     # ------------------------------------------------------------------------------------------ measuring
 
@@ -101,16 +104,7 @@ class SoftAgent:
             return (critic_values(self.networks.critics, steps.obs, steps.action) - target).mean(dim=0)
 
     def metrics(self) -> Metrics:
-        """Means over the gradient steps since the last call, and how many gradients were not finite."""
-        metric_sums, num_bad_gradients = self._counters.metric_sums, self._counters.num_bad_gradients
-        average_over_learners_(self._learner_group, metric_sums, self._share)
-        *sums, count, num_bad = torch.cat([metric_sums, num_bad_gradients]).tolist()
-        metric_sums.zero_()
-        num_bad_gradients.zero_()
-        if not count:
-            return {}
-        means = {name: total / count for name, total in zip(METRICS, sums, strict=True)}
-        return {**means, "bad_gradients": num_bad}
+        return self._counters.take_means(self._learner_group, self._share)
 
     # ------------------------------------------------------------------------------------------ exporting and keeping
 

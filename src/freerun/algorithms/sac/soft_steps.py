@@ -17,19 +17,11 @@ from freerun.algorithms.policies.numpy_mlp import FlatAdam, NumpyMLP, layers_of,
 from freerun.algorithms.sac.replay_buffer import StepBatch
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.algorithms.sac.soft_networks import SoftNetworks, critic_values
+from freerun.algorithms.sac.step_counters import StepCounters
 from freerun.core import FloatArray, LearnerGroup
 from freerun.cuda_graphs import fused, resolve_acceleration
 
 METRICS = ("critic_loss", "actor_loss", "q_mean", "entropy", "temperature")
-
-
-class StepCounters:
-    """What gradient steps add up on the device, so that no step waits for it."""
-
-    def __init__(self, device: torch.device):
-        self.metric_sums = torch.zeros(len(METRICS) + 1, device=device)
-        """The sum of each metric over the gradient steps, and their number."""
-        self.num_bad_gradients = torch.zeros(1, device=device)
 
 
 class StepParts(NamedTuple):

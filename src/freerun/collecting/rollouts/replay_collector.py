@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freerun.collecting.rollouts.rollout import NoNextEpisode, Rollout, next_from
-from freerun.core import SEGMENT_ARRAYS, Counts, Demand, EnvFactory, FloatArray, Policy, Segment, UserError
+from freerun.core import SEGMENT_ARRAYS, Counts, Demand, EnvFactory, FloatArray, Policy, RunSeed, Segment, UserError
 
 Pieces = list[list[list[int]]]
 """One recorded segment: for each of its columns, the [episode, number of steps, version] that follow one another."""
@@ -38,7 +38,7 @@ class ReplayCollector:
 
     num_workers = 1
 
-    def __init__(self, factory: EnvFactory, policy: Policy, run_seed: int, record: Sequence[RecordedUpdate]):
+    def __init__(self, factory: EnvFactory, policy: Policy, run_seed: RunSeed, record: Sequence[RecordedUpdate]):
         self._factory = factory
         self._policy = copy.deepcopy(policy)  # the learner goes on with its own
         self._run_seed = run_seed

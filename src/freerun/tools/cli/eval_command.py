@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,10 @@ class _EvalFlags:
     episodes: int = 10
     """The number of episodes."""
     render: Path | None = None
-    """Film each episode, and write it as a GIF into this folder."""
+    """Film each episode into this folder: as mp4 if ffmpeg is on the PATH or imageio-ffmpeg installed, else as GIF."""
+    view: str | None = None
+    """How --render shows the episodes, where an environment can be seen in several ways (freerun/RoughDrone: above,
+    3d)."""
     seed: int | None = None
     """The seed of the episodes (the run's own if not given). They are never those of training or of --eval-every."""
     compare: bool = False
@@ -58,10 +62,15 @@ def evaluate(words: list[str]) -> int:
         options.render,
         options.checkpoint,
         options.trust,
+        options.view,
     )
     print(result)
     for path in result.pictures:
         print(path)
+    if any(path.suffix == ".gif" for path in result.pictures):
+        from freerun.run.filming import GIF_ADVICE
+
+        print(GIF_ADVICE, file=sys.stderr)
     return 0
 
 

@@ -1,4 +1,5 @@
-"""The command line: `freerun train | probe | eval | export | replay | bench | watch | plot | list | check-env`."""
+"""The command line: `freerun train | sweep | search-workflows | probe | eval | export | replay | bench | watch | plot |
+list | check-env`."""
 
 from __future__ import annotations
 
@@ -22,11 +23,14 @@ from freerun.tools.cli.list_command import list_names
 from freerun.tools.cli.plot_command import plot
 from freerun.tools.cli.probe_command import probe
 from freerun.tools.cli.replay_command import replay
+from freerun.tools.cli.search_workflows_command import search_workflows
+from freerun.tools.cli.sweep_command import sweep
 from freerun.tools.cli.train_command import train
 from freerun.tools.cli.watch_command import watch
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
+    "sweep": sweep,
     "probe": probe,
     "eval": evaluate,
     "export": export,
@@ -36,6 +40,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plot": plot,
     "list": list_names,
     "check-env": check_env,
+    "search-workflows": search_workflows,
 }
 UNREAD = 128 + signal.SIGPIPE
 """The exit code if the reader of the output is gone, as with `| head`."""

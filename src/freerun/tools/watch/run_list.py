@@ -21,6 +21,8 @@ SEARCH_DEPTH = 2
 """A folder of runs may hold folders of runs, as workflows make them."""
 HEADLINE = ("env", "algo", "mode", "num_workers")
 """The settings that the page names for every run."""
+TRIALS = "trials.json"
+"""The file in which a sweep lists its trials, in the folder that holds their runs."""
 MOST_SETTINGS = 20
 MOST_CHARACTERS = 60
 
@@ -60,6 +62,14 @@ class RunList:
             while len(self._in_memory) > MOST_IN_MEMORY:
                 self._in_memory.popitem(last=False)  # the one that was not asked for the longest
             return run
+
+    def sweep_of(self, run: WatchedRun) -> dict[str, Any] | None:
+        """Return the trials of the sweep that a run belongs to; None if it belongs to none that may be shown."""
+        folder = run.path.parent
+        if not any(folder.is_relative_to(path) for path in self._paths):
+            return None
+        found = read_or_empty(folder / TRIALS)
+        return found if isinstance(found.get("trials"), list) and isinstance(found.get("vary"), list) else None
 
     def _search(self) -> None:
         found: dict[str, Path] = {}

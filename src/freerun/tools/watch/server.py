@@ -42,7 +42,7 @@ from freerun.tools.watch.watched_run import WatchedRun
 DEFAULT_PORT = 8642
 MOST_PORT = 65535
 PAGE = Path(__file__).parent / "page"
-SCRIPTS = ("common.js", "runs.js", "charts.js", "timeline.js", "page.js")
+SCRIPTS = ("common.js", "runs.js", "sweep.js", "charts.js", "timeline.js", "page.js")
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 MOST_CELLS = 2000
 SHORTEST_TOKEN = 16
@@ -165,7 +165,7 @@ class RequestHandlers:
 
     def run(self, request: Request) -> Response:
         with self._read_run(request) as run:
-            return JSONResponse(run.overview())
+            return JSONResponse({**run.overview(), "sweep": self._runs.sweep_of(run)})
 
     def curves(self, request: Request) -> Response:
         """Answer with the curves, or with the number of updates alone if the page has all of them already."""

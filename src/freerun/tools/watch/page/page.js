@@ -32,6 +32,7 @@ function drawOverview(run, id) {
     log.textContent = run.log || "Nothing was logged.";
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
+  drawSweep(run.sweep, id);
   drawLags(run.lags);
 }
 

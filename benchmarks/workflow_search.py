@@ -1,0 +1,200 @@
+"""Does the workflow search find the best order? All 120 orders are trained for a reference; then searches are replayed.
+
+Training the reference takes minutes and can be interrupted: the same command continues it, seed by seed. A replayed
+search gets, for each training that it asks for, the order's mean score in the table plus noise as large as that between
+seeds. So hundreds of searches take seconds, and the best order is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from pictures import make_plots, save
+from run_file import RunFile, versions
+
+from freerun.settings.defaults import complete
+from freerun.settings.registry import make_config
+from freerun.tools.workflow_search.order_model import OrderTrial
+from freerun.tools.workflow_search.order_samplers import SAMPLERS
+from freerun.tools.workflow_search.order_search import DEFAULTS, with_orders
+from freerun.tools.workflow_search.order_trainer import OrderTrainer, TrainingJob
+from freerun.tools.workflow_search.precedence import ORDERS
+
+BUDGETS = (20, 30, 40)
+NUM_SHOWN = 5
+"""Orders that the report names at both ends of the table."""
+
+
+@dataclass(frozen=True)
+class Options:
+    num_seeds: int = 2
+    """Trainings of every order. Two are the least from which the noise between seeds can be seen."""
+    time_limit: float = 1200.0
+    """Begin no training after this many seconds."""
+    trial_episodes: int = 50
+    """Fresh episodes by which each training is judged."""
+    num_repetitions: int = 20
+    """Searches that are replayed, for every sampler and budget."""
+    red_agent: str | None = None
+    """Who attacks (B_lineAgent if not given)."""
+    output: Path = Path(__file__).parent / "results" / "workflow_search"
+    """Folder for workflow_search.json, .md and .png; trainings that are in there are not made again."""
+    report_only: bool = False
+    """Write the report again, train nothing."""
+
+
+@dataclass(frozen=True)
+class ReferenceTraining:
+    """One training of the reference table."""
+
+    order: str
+    seed: int
+    score: float
+    compliance: float
+    wall_seconds: float
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The table as the replays see it."""
+
+    scores: np.ndarray[tuple[int], np.dtype[np.float64]]
+    """The mean score of each order."""
+    noise: float
+    """The standard deviation between trainings of one order with different seeds."""
+
+    @classmethod
+    def of(cls, trainings: list[ReferenceTraining]) -> Reference | None:
+        """Return the table; None if an order lacks, or no order was trained twice."""
+        by_order: dict[str, list[float]] = defaultdict(list)
+        for training in trainings:
+            by_order[training.order].append(training.score)
+        repeated = [scores for scores in by_order.values() if len(scores) > 1]
+        if len(by_order) < len(ORDERS) or not repeated:
+            return None
+        # The pooled variance: the sum of squares within orders over its degrees of freedom.
+        squares = sum(statistics.variance(scores) * (len(scores) - 1) for scores in repeated)
+        noise = (squares / sum(len(scores) - 1 for scores in repeated)) ** 0.5
+        return cls(np.array([statistics.mean(by_order[order]) for order in ORDERS]), noise)
+
+
+def train(file: RunFile[ReferenceTraining], options: Options) -> None:
+    began = time.monotonic()
+    known = {(training.order, training.seed) for training in file.records}
+    red_agent = {} if options.red_agent is None else {"red_agent": options.red_agent}
+    config = dataclasses.replace(complete(make_config(with_orders({**DEFAULTS, **red_agent}))), quiet=True)
+    trainer = OrderTrainer(config, options.trial_episodes)
+    try:
+        for seed, order in [(seed, order) for seed in range(options.num_seeds) for order in range(len(ORDERS))]:
+            if (ORDERS[order], seed) in known:
+                continue
+            if time.monotonic() - began > options.time_limit:
+                print(f"--time-limit is over: {len(file.records)} trainings so far; run it again for the others")
+                return
+            with tempfile.TemporaryDirectory() as scratch:
+                figures = trainer.train(TrainingJob(0, order, seed, Path(scratch) / "run"))
+            if figures is None:
+                return  # interrupted
+            row = (ORDERS[order], seed, figures["trial_return"], figures["compliance"], figures["wall_seconds"])
+            file.records.append(ReferenceTraining(*row, versions()))
+            file.save()
+            print(f"{len(file.records)}: seed {seed} {ORDERS[order]} {row[2]:.1f} in {row[4]:.1f} s", flush=True)
+    finally:
+        trainer.close()
+
+
+def lost_score(name: str, budget: int, repetition: int, reference: Reference) -> float:
+    """Replay a search; return by how much the order that it recommends is worse than the best one."""
+    noise, sampler = np.random.default_rng([repetition, budget]), SAMPLERS[name](budget, repetition)
+    finished: list[OrderTrial] = []
+    for trial in range(budget):
+        order = sampler.propose(finished, [], np.random.default_rng([repetition, trial]))
+        assert order is not None
+        finished.append(OrderTrial(order, float(reference.scores[order] + reference.noise * noise.standard_normal())))
+    return float(reference.scores.max() - reference.scores[sampler.best(finished)])
+
+
+def markdown(
+    trainings: list[ReferenceTraining], reference: Reference, lost: dict[tuple[str, int], list[float]], options: Options
+) -> str:
+    seconds = [training.wall_seconds for training in trainings]
+    num_repetitions = options.num_repetitions
+    lines = [
+        "# Workflow search beside random search and successive halving",
+        "",
+        f"Written by `benchmarks/workflow_search.py`: {len(trainings)} trainings of 120 orders, "
+        f"{sum(seconds) / 60:.1f} minutes of training ({statistics.median(seconds):.1f} s each, median; other programs "
+        "shared the machine).",
+        f"Scores of orders: {reference.scores.min():.1f} to {reference.scores.max():.1f}, standard deviation "
+        f"{reference.scores.std():.1f}. Standard deviation between seeds of one order: {reference.noise:.1f}.",
+        "",
+        f"{num_repetitions} searches were replayed for each row. *Lost*: by how much the recommended order is worse "
+        "than the best of the table, mean ± standard error. *Within noise*: searches that lost at most one standard "
+        "deviation between seeds.",
+        "",
+        "| trainings | sampler | lost | within noise |",
+        "| ---: | --- | ---: | ---: |",
+    ]
+    for budget in BUDGETS:
+        for name in SAMPLERS:
+            values = np.array(lost[name, budget])
+            hits = int((values <= reference.noise).sum())
+            error = values.std(ddof=1) / len(values) ** 0.5
+            lines.append(f"| {budget} | `{name}` | {values.mean():.2f} ± {error:.2f} | {hits} of {len(values)} |")
+    compliance = defaultdict(list)
+    for training in trainings:
+        compliance[training.order].append(training.compliance)
+    ranked = sorted(range(len(ORDERS)), key=lambda order: -reference.scores[order])
+    lines += ["", "The ends of the table:", "", "| rank | order | score | compliance |", "| ---: | --- | ---: | ---: |"]
+    for rank, order in enumerate(ranked, start=1):
+        if rank <= NUM_SHOWN or rank > len(ORDERS) - NUM_SHOWN:
+            kept = statistics.mean(compliance[ORDERS[order]])
+            name = ORDERS[order].replace(",", " › ")
+            lines.append(f"| {rank} | {name} | {reference.scores[order]:.1f} | {kept:.0%} |")
+    lines += ["", f"Versions: {', '.join(f'{name} {version}' for name, version in trainings[-1].versions.items())}."]
+    return "\n".join(lines) + "\n"
+
+
+def draw(lost: dict[tuple[str, int], list[float]], reference: Reference, path: Path) -> None:
+    figure, (plot,) = make_plots(1, inches=(6.4, 4.2))
+    for name in SAMPLERS:
+        values = [np.array(lost[name, budget]) for budget in BUDGETS]
+        errors = [value.std(ddof=1) / len(value) ** 0.5 for value in values]
+        plot.errorbar(BUDGETS, [value.mean() for value in values], yerr=errors, marker="o", capsize=3, label=name)
+    plot.axhline(reference.noise, color="grey", linestyle=":", label="deviation between seeds")
+    plot.set(xlabel="trainings", ylabel="score lost beside the best order", xticks=BUDGETS)
+    plot.set_ylim(bottom=0)
+    save(figure, path)
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    file = RunFile(options.output / "workflow_search.json", ReferenceTraining)
+    if not options.report_only:
+        train(file, options)
+    reference = Reference.of(file.records)
+    if reference is None:
+        print("no report yet: it needs all 120 orders, and some of them with a second seed")
+        return
+    lost = {
+        (name, budget): [lost_score(name, budget, number, reference) for number in range(options.num_repetitions)]
+        for name in SAMPLERS
+        for budget in BUDGETS
+    }
+    report = markdown(file.records, reference, lost, options)
+    (options.output / "workflow_search.md").write_text(report, encoding="utf-8")
+    draw(lost, reference, options.output / "workflow_search.png")
+    print(report)
+
+
+if __name__ == "__main__":
+    main()

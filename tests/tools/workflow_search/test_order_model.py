@@ -1,0 +1,111 @@
+"""The Gaussian process over orders, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from freerun.tools.workflow_search.order_model import (
+    DECAYS,
+    NOISE_RATIOS,
+    Hyperparameters,
+    OrderTrial,
+    assess,
+    condition,
+    fit,
+)
+from freerun.tools.workflow_search.precedence import DISTANCES, ORDERS, PAIRS, SIGNS
+from freerun_envs.workflow import GROUPS, read_order
+
+A = ORDERS.index("defender,enterprise,op_server,op_host,user")
+B = ORDERS.index("enterprise,defender,op_server,op_host,user")  # one neighbouring swap from A
+C = ORDERS.index("enterprise,op_server,defender,op_host,user")  # another one from B
+REVERSED = ORDERS.index("user,op_host,op_server,enterprise,defender")
+# Each disagreement halves the correlation.
+HALVING = Hyperparameters(mean=0.0, variance=1.0, decay=math.log(2), noise_variance=0.5)
+
+
+def test_there_are_120_different_orders() -> None:
+    assert len(set(ORDERS)) == math.factorial(len(GROUPS)) == 120
+    assert all(",".join(read_order(order)) == order for order in ORDERS)
+    assert len({tuple(signs) for signs in SIGNS.tolist()}) == 120
+    assert SIGNS.shape == (120, len(PAIRS)) == (120, 10)
+
+
+def disagreements(one: str, other: str) -> int:
+    """Kendall's distance, counted pair by pair."""
+    first, second = one.split(","), other.split(",")
+    return sum(
+        (first.index(a) < first.index(b)) != (second.index(a) < second.index(b))
+        for a, b in itertools.combinations(GROUPS, 2)
+    )
+
+
+def test_distances_are_kendalls() -> None:
+    assert [DISTANCES[A, other] for other in (A, B, C, REVERSED)] == [0, 1, 2, 10]
+    for one, other in itertools.product((A, 17, 58, REVERSED), range(0, 120, 7)):
+        assert DISTANCES[one, other] == disagreements(ORDERS[one], ORDERS[other])
+
+
+@pytest.mark.parametrize("decay", [0.05, 0.5])
+def test_an_rbf_on_the_signs_is_the_mallows_kernel(decay: float) -> None:
+    squared = ((SIGNS[:, None] - SIGNS[None]) ** 2).sum(axis=2)
+    length_scale = math.sqrt(2 / decay)  # exp(-4 d / (2 l^2)) = exp(-decay d)
+    rbf = np.exp(-squared / (2 * length_scale**2))
+    np.testing.assert_allclose(rbf, np.exp(-decay * DISTANCES))
+    assert np.linalg.eigvalsh(rbf).min() > 0
+
+
+def test_the_posterior_after_one_trial() -> None:
+    posterior = condition([OrderTrial(A, 3.0)], HALVING)
+    # The score has the variance 1 + 0.5, so the gain is 1 / 1.5 for A itself, 0.5 / 1.5 for B and 0.25 / 1.5 for C.
+    np.testing.assert_allclose(posterior.mean[[A, B, C]], [2.0, 1.0, 0.5])
+    np.testing.assert_allclose(posterior.deviation[[A, B]] ** 2, [1 - 1 / 1.5, 1 - 0.25 / 1.5])
+    assert posterior.covariance[A, B] == pytest.approx(0.5 - 0.5 / 1.5)
+
+
+def test_the_posterior_after_two_trials() -> None:
+    posterior = condition([OrderTrial(A, 3.0), OrderTrial(B, 0.0)], HALVING)
+    # The inverse of [[1.5, 0.5], [0.5, 1.5]] times [3, 0] is [2.25, -0.75].
+    np.testing.assert_allclose(posterior.mean[A], 2.25 - 0.75 / 2)
+    np.testing.assert_allclose(posterior.mean[B], 2.25 / 2 - 0.75)
+    np.testing.assert_allclose(posterior.mean[C], 2.25 / 4 - 0.75 / 2)
+
+
+def test_the_marginal_likelihood_of_two_trials_of_one_order() -> None:
+    found = assess([OrderTrial(A, 6.0), OrderTrial(A, 4.0)])
+    assert len(found) == len(DECAYS) * len(NOISE_RATIOS)
+    for (likelihood, assumed), (_, ratio) in zip(found, itertools.product(DECAYS, NOISE_RATIOS), strict=True):
+        # [[1 + r, 1], [1, 1 + r]] has the eigenvalues r, for (1, -1), and 2 + r. Around the mean 5 the scores are
+        # (1, -1), so the variance is (2 / r) / 2 and the noise r times that: always 1.
+        assert assumed.mean == pytest.approx(5.0)
+        assert assumed.noise_variance == pytest.approx(1.0)
+        assert likelihood == pytest.approx(0.5 * math.log(ratio / (2 + ratio)))
+
+
+def test_draws_have_the_posteriors_mean_and_covariance() -> None:
+    posterior = condition([OrderTrial(A, 3.0), OrderTrial(REVERSED, -1.0)], HALVING)
+    rng = np.random.default_rng(0)
+    draws = np.array([posterior.sample(rng)[[A, B]] for _ in range(4000)])
+    np.testing.assert_allclose(draws.mean(axis=0), posterior.mean[[A, B]], atol=0.06)
+    np.testing.assert_allclose(np.cov(draws.T), posterior.covariance[np.ix_([A, B], [A, B])], atol=0.06)
+
+
+def test_equal_scores_are_no_error() -> None:
+    posterior = fit([OrderTrial(A, -5.0), OrderTrial(C, -5.0), OrderTrial(A, -5.0)])
+    np.testing.assert_allclose(posterior.mean, -5.0)
+    assert np.isfinite(posterior.covariance).all()
+
+
+def test_untried_orders_follow_their_neighbours_and_are_less_certain() -> None:
+    rng = np.random.default_rng(3)
+    weights = rng.standard_normal(len(PAIRS))
+    truth = SIGNS @ weights
+    seen = rng.permutation(120)[:40]
+    posterior = fit([OrderTrial(int(order), float(truth[order])) for order in seen])
+    unseen = np.setdiff1d(np.arange(120), seen)
+    assert np.corrcoef(posterior.mean[unseen], truth[unseen])[0, 1] > 0.9
+    assert posterior.deviation[unseen].min() > posterior.deviation[seen].max()

@@ -1,0 +1,154 @@
+"""`freerun search-workflows`: warm workers, a folder that survives a kill, a report, and sentences for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import preloaded_python
+import pytest
+from safetensors.numpy import load_file
+
+import freerun
+from freerun import experiment
+from freerun.settings.registry import make_config
+from freerun.tools.cli.main import main
+from freerun.tools.workflow_search.precedence import ORDERS
+
+SETTINGS: dict[str, Any] = {
+    "episode_steps": 10,
+    "total_episodes": 12,
+    "episodes_per_update": 6,
+    "num_epochs": 2,
+    "hidden_sizes": (8,),
+    "seed": 2,
+}
+SEARCH: dict[str, Any] = {**SETTINGS, "num_workers": 1, "envs_per_worker": 2, "trial_episodes": 3}
+WORDS = [
+    *("--episode-steps", "10", "--total-episodes", "12", "--episodes-per-update", "6", "--num-epochs", "2"),
+    *("--num-workers", "1", "--envs-per-worker", "2", "--trial-episodes", "3"),
+]
+
+
+def trainings(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "trainings.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_every_training_is_as_if_it_were_alone(tmp_path: Path) -> None:
+    result = freerun.search_workflows(
+        run_dir=tmp_path / "search", budget_trials=2, seeds_per_trial=2, deterministic=True, **SEARCH
+    )
+    found = trainings(tmp_path / "search")
+    assert [line["seed"] for line in found] == [2, 3, 2, 3]
+    assert result.best in {line["order"] for line in found}
+    for line in found:
+        settings = {**SETTINGS, "seed": line["seed"], "workflow": (line["order"],), "mode": "sequential"}
+        preset = {
+            "compliance_weight": 20.0,
+            "learning_rate": 2e-3,
+            "minibatch_size": 500,
+            "normalize_reward": True,
+            "anneal_learning_rate": True,
+        }
+        alone = experiment.run(
+            make_config(
+                {
+                    **preset,
+                    **settings,
+                    "env": "freerun/NetworkDefence-v0",
+                    "deterministic": True,
+                    "quiet": True,
+                    "run_dir": tmp_path / f"{line['trial']}-{line['seed']}",
+                }
+            )
+        )
+        trained = load_file(tmp_path / "search" / line["run"] / "policy.safetensors")
+        for name, array in load_file(alone.run_dir / "policy.safetensors").items():
+            np.testing.assert_array_equal(array, trained[name])
+    assert found[2]["startup_seconds"] < found[0]["startup_seconds"], "the workers of the seed were warm"
+
+
+def test_the_report_ranks_all_orders(tmp_path: Path) -> None:
+    result = freerun.search_workflows(run_dir=tmp_path, budget_trials=3, sampler="random", warm_start=True, **SEARCH)
+    found = trainings(tmp_path)
+    assert [line["trial"] for line in found] == [0, 1, 2, -1]
+    assert found[0]["started_from"] is found[3]["started_from"] is None
+    assert found[1]["started_from"] == found[0]["run"]
+    assert result.ranking.warm_start is not None
+    assert result.ranking.warm_start.cold_score == found[3]["trial_return"]
+    ranking = json.loads((tmp_path / "ranking.json").read_text())
+    assert {entry["order"] for entry in ranking["orders"]} == set(ORDERS)
+    expected = [entry["expected_score"] for entry in ranking["orders"]]
+    assert expected == sorted(expected, reverse=True)
+    assert all(entry["deviation"] >= 0 for entry in ranking["orders"])
+    tried = {entry["order"]: entry for entry in ranking["orders"] if entry["num_trainings"]}
+    assert {name: entry["score"] for name, entry in tried.items()} == {
+        line["order"]: line["trial_return"] for line in found[:3]
+    }
+    assert all(0 <= entry["compliance"] <= 1 for entry in tried.values())
+    assert len(ranking["precedences"]) == 10
+    assert (tmp_path / "posterior.png").stat().st_size > 10_000
+    assert "| rank | order |" in (tmp_path / "ranking.md").read_text()
+
+
+def test_a_killed_search_goes_on_without_repeating_a_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "search"
+    process = preloaded_python.Process(
+        ["-m", "freerun", "search-workflows", *WORDS, "--budget-trials", "40", "--run-dir", str(folder)]
+    )
+    deadline = time.monotonic() + 100
+    while len(trainings(folder)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    before = trainings(folder)
+    assert 2 <= len(before) < 40
+    written = {line["run"]: os.stat(folder / line["run"] / "summary.json").st_mtime_ns for line in before}
+    budget = len(before) + 2
+    assert main(["search-workflows", "--resume", str(folder), "--budget-trials", str(budget)]) == 0
+    assert "Best order" in capsys.readouterr().out
+    after = trainings(folder)
+    assert after[: len(before)] == before
+    assert len(after) == budget
+    assert len({(line["order"], line["seed"]) for line in after}) == budget
+    assert written == {run: os.stat(folder / run / "summary.json").st_mtime_ns for run in written}
+    # Nothing is left to do now, and the same command says so by doing nothing.
+    assert main(["search-workflows", *WORDS, "--budget-trials", str(budget), "--run-dir", str(folder)]) == 0
+    assert trainings(folder) == after
+    assert main(["search-workflows", *WORDS, "--learning-rate", "0.5", "--run-dir", str(folder)]) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_several_trainings_at_once(tmp_path: Path) -> None:
+    freerun.search_workflows(run_dir=tmp_path, budget_trials=3, at_once=2, **SEARCH)
+    assert sorted(line["trial"] for line in trainings(tmp_path)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--budget-trials", "0"], "--budget-trials must be at least 1"),
+        (["--at-once", "0"], "--at-once must be at least 1"),
+        (["CartPole-v1"], "has no workflows to search"),
+        (["--workflow", ORDERS[0]], "leave --workflow and --workflows out"),
+        (["--workflows", "orders.txt"], "leave --workflow and --workflows out"),
+        (["--init-from", "runs/other"], "--init-from is for a single training"),
+        (["--resume", "nowhere"], "there is no such file"),
+        (["--resume", "nowhere", "--seed", "1"], "leave --seed out"),
+        (["--mode", "auto"], "a search needs a mode"),
+        (["--num-learners", "2"], "one learner each"),
+    ],
+)
+def test_bad_input_is_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search-workflows", *words]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
