@@ -8,6 +8,7 @@ masked_learning.json, so an interrupted benchmark continues. MaskablePPO needs `
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import statistics
 import tempfile
 import time
@@ -158,8 +159,8 @@ def report(records: list[MaskedRun], total_steps: int) -> str:
     lines = [
         "# Learning with action masks",
         "",
-        f"`benchmarks/masked_learning.py`: `{ENV}` (B_lineAgent, 100 steps an episode), {total_steps:,} steps, the "
-        f"same settings for all: {NUM_ENVS} environments × {STEPS_PER_ENV} steps per update, minibatches of "
+        f"`benchmarks/masked_learning.py`: `{ENV}` (B_lineAgent, 100 steps an episode), {total_steps:,} steps, "
+        f"with the same settings for all: {NUM_ENVS} environments × {STEPS_PER_ENV} steps per update, minibatches of "
         f"{MINIBATCH_SIZE}, {NUM_EPOCHS} epochs, {settings}. The return is that of fresh episodes with the most likely "
         "actions.",
         "",
@@ -176,7 +177,8 @@ def report(records: list[MaskedRun], total_steps: int) -> str:
             )
     lines += [
         "",
-        "Both collect and learn in turns. Others used the machine at the same time, so the seconds are only a hint.",
+        "Both collect and learn in turns. Others may have used the machine at the same time, so the seconds are no "
+        "measure of speed.",
         f"{processor()}; {about}, sb3-contrib {theirs}.",
     ]
     return "\n".join(lines) + "\n"
@@ -188,6 +190,9 @@ def main(options: Options) -> None:
     for seed in options.seeds:
         for system, train in SYSTEMS.items():
             if options.report_only or (system, seed, options.total_steps) in done:
+                continue
+            if train is train_maskable_ppo and importlib.util.find_spec("sb3_contrib") is None:
+                print(f"{system} is left out: it needs pip install sb3-contrib")
                 continue
             seconds, act = train(seed, options.total_steps)
             score = trial(act, options.trial_episodes)

@@ -12,7 +12,7 @@ from toy_envs import Masked, MaskedByMethod
 
 from freerun.adapters.action_masks import MaskSource, find_mask_source
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
-from freerun.core import UserError
+from freerun.core import EnvFailure, UserError
 
 
 class Grouped(gymnasium.Env[Any, Any]):
@@ -75,6 +75,20 @@ def test_the_ways_to_offer_masks_and_their_order() -> None:
 
 def test_a_reset_that_fails_is_left_to_the_workers() -> None:
     assert GymnasiumFactory(Untouched).mask_source is None
+
+
+class BrokenMethod(MaskedByMethod):
+    def action_masks(self) -> Any:
+        raise ValueError("no rule for this board")
+
+
+def test_what_the_method_raises_is_shown_with_the_seed() -> None:
+    env = GymnasiumFactory(BrokenMethod).make_one()
+    with pytest.raises(
+        EnvFailure, match=r"raised in action_masks, after 0 steps of the episode with seed 4\n"
+    ) as found:
+        env.reset(seed=4)
+    assert "ValueError: no rule for this board" in str(found.value)
 
 
 @pytest.mark.parametrize(

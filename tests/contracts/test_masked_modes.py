@@ -10,6 +10,7 @@ import pytest
 
 import freerun
 from freerun.core import UserError
+from freerun.run.replay_run import replay
 from freerun.settings import registry
 
 WHOLE = [name for name, mode in registry.MODES.items() if mode.traits.whole_episodes]
@@ -71,6 +72,15 @@ def test_segments_and_lag_keep_to_the_masks(mode: str, kind: str, run_dir: Path)
     )
     assert result.summary["env_steps"] >= 512
     assert "incidents.jsonl" not in {path.name for path in run_dir.iterdir()}
+
+
+def test_a_run_with_lag_is_replayed_bit_for_bit(run_dir: Path) -> None:
+    settings = {**SETTINGS, "deterministic": False, "checkpoint_every": "1", "max_lag": 2, "num_workers": 2}
+    result = freerun.train(**settings, mode="freerun", run_dir=run_dir)
+    assert result.summary["lag_max"] >= 1
+    again = replay(run_dir)
+    assert again.is_same
+    np.testing.assert_array_equal(again.weights, result.policy.weights)
 
 
 @pytest.mark.parametrize("mode", ["sequential", "freerun"])

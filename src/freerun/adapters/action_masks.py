@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import CodeType, FunctionType
@@ -12,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from freerun.core import UserError, mask_space
+from freerun.core import EnvFailure, UserError, mask_space
 
 Env = gymnasium.Env[Any, Any]
 Mask = NDArray[np.bool_]
@@ -99,8 +100,9 @@ class MaskReader:
     def read(self, found: Any) -> Mask:
         """Read the mask of one action, or the masks of several one after another. Raises ValueError if it is none."""
         # Gymnasium's own masks for MultiDiscrete are a tuple of arrays.
-        parts = found if isinstance(found, list | tuple) else (found,)
-        mask: Mask = np.concatenate([np.ravel(part) for part in parts]) != 0
+        if isinstance(found, list | tuple):
+            found = np.concatenate([np.ravel(part) for part in found])
+        mask: Mask = np.ravel(found) != 0
         if len(mask) != self.size:
             raise ValueError(f"it has {len(mask)} numbers, but there are {self.size} choices: give one for each choice")
         return mask
@@ -124,23 +126,28 @@ class EnvMasks:
 
     def read(self, env: Env, obs: Any, info: Any, place: str, has_ended: bool) -> Mask:
         """Return the mask for the next action. `place` says where the episode is, for errors."""
+        if has_ended:  # no action follows, so environments may leave it out
+            return np.zeros(self._reader.size, np.bool_)
+        found = self._call_method(env, place) if self._source is MaskSource.METHOD else None
         try:
-            if self._source is MaskSource.METHOD:
-                found = env.get_wrapper_attr(MASK_METHOD)()
-            else:
+            if self._source is not MaskSource.METHOD:
                 found = (obs if self._source is MaskSource.OBSERVATION else info)[MASK_KEY]
             mask = self._reader.read(found)
         except (LookupError, TypeError, ValueError) as error:
-            if has_ended:  # no action follows, so environments may leave it out
-                return np.zeros(self._reader.size, np.bool_)
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise UserError(f"the action mask cannot be read from {self._source.value} {place}: {reason}") from None
-        if not has_ended and not self._reader.allows_something(mask):
+        if not self._reader.allows_something(mask):
             raise UserError(
                 f"the action mask of the environment forbids every action {place}: allow at least one, or end the "
                 "episode there"
             )
         return mask
+
+    def _call_method(self, env: Env, place: str) -> Any:
+        try:
+            return env.get_wrapper_attr(MASK_METHOD)()
+        except Exception:
+            raise EnvFailure(f"the environment raised in {MASK_METHOD}, {place}\n{traceback.format_exc()}") from None
 
 
 class RandomAllowedActions(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -75,7 +75,7 @@ def with_preparation(forward: SingleForward, head: ActionHead) -> SingleForward:
 
 def mask_logits(logits: FloatArray, rows: Array) -> None:
     """Rule out the choices that the masks at the end of these observations do not allow, in place."""
-    np.putmask(logits, rows[..., -logits.shape[-1] :] == 0, MASKED_LOGIT)
+    logits[rows[..., -logits.shape[-1] :] == 0] = MASKED_LOGIT
 
 
 class Categorical:
