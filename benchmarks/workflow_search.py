@@ -71,6 +71,8 @@ class Reference:
     """The mean score of each order."""
     noise: float
     """The standard deviation between trainings of one order with different seeds."""
+    error: float
+    """The standard deviation of the difference between two orders in the table, by noise alone."""
 
     @classmethod
     def of(cls, trainings: list[ReferenceTraining]) -> Reference | None:
@@ -84,7 +86,9 @@ class Reference:
         # The pooled variance: the sum of squares within orders over its degrees of freedom.
         squares = sum(statistics.variance(scores) * (len(scores) - 1) for scores in repeated)
         noise = (squares / sum(len(scores) - 1 for scores in repeated)) ** 0.5
-        return cls(np.array([statistics.mean(by_order[order]) for order in ORDERS]), noise)
+        fewest = min(len(scores) for scores in by_order.values())
+        means = np.array([statistics.mean(by_order[order]) for order in ORDERS])
+        return cls(means, noise, noise * (2 / fewest) ** 0.5)
 
 
 def train(file: RunFile[ReferenceTraining], options: Options) -> None:
@@ -138,18 +142,18 @@ def markdown(
         f"{reference.scores.std():.1f}. Standard deviation between seeds of one order: {reference.noise:.1f}.",
         "",
         f"{num_repetitions} searches were replayed for each row. *Lost*: by how much the recommended order is worse "
-        "than the best of the table, mean ± standard error. *Within noise*: searches that lost at most one standard "
-        "deviation between seeds.",
+        "than the best of the table, mean ± standard error. *Within noise*: searches that lost at most one, or two, "
+        f"standard deviations by which two equal orders of the table differ ({reference.error:.1f}).",
         "",
-        "| trainings | sampler | lost | within noise |",
-        "| ---: | --- | ---: | ---: |",
+        "| trainings | sampler | lost | within noise (1) | within noise (2) |",
+        "| ---: | --- | ---: | ---: | ---: |",
     ]
     for budget in BUDGETS:
         for name in SAMPLERS:
             values = np.array(lost[name, budget])
-            hits = int((values <= reference.noise).sum())
+            hits = [f"{int((values <= times * reference.error).sum())} of {len(values)}" for times in (1, 2)]
             error = values.std(ddof=1) / len(values) ** 0.5
-            lines.append(f"| {budget} | `{name}` | {values.mean():.2f} ± {error:.2f} | {hits} of {len(values)} |")
+            lines.append(f"| {budget} | `{name}` | {values.mean():.2f} ± {error:.2f} | {' | '.join(hits)} |")
     compliance = defaultdict(list)
     for training in trainings:
         compliance[training.order].append(training.compliance)
@@ -170,7 +174,7 @@ def draw(lost: dict[tuple[str, int], list[float]], reference: Reference, path: P
         values = [np.array(lost[name, budget]) for budget in BUDGETS]
         errors = [value.std(ddof=1) / len(value) ** 0.5 for value in values]
         plot.errorbar(BUDGETS, [value.mean() for value in values], yerr=errors, marker="o", capsize=3, label=name)
-    plot.axhline(reference.noise, color="grey", linestyle=":", label="deviation between seeds")
+    plot.axhline(reference.error, color="grey", linestyle=":", label="noise of the table")
     plot.set(xlabel="trainings", ylabel="score lost beside the best order", xticks=BUDGETS)
     plot.set_ylim(bottom=0)
     save(figure, path)
