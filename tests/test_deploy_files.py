@@ -49,7 +49,7 @@ def commands_in(shell: str) -> Iterator[list[str]]:
             command.append(word)
 
 
-def check(command: list[str]) -> TrainConfig | None:
+def check(command: list[str]) -> TrainConfig[Any, Any] | None:
     """Parse a command with the parser of its own program, which raises if it does not take it; nothing is run."""
     program, *words = command
     if program == "freerun":
@@ -65,7 +65,7 @@ def check(command: list[str]) -> TrainConfig | None:
     return None
 
 
-def checked(shell: str) -> list[TrainConfig]:
+def checked(shell: str) -> list[TrainConfig[Any, Any]]:
     """Check all commands of one line of shell, also those that `ray exec` runs elsewhere."""
     found = []
     for command in commands_in(shell):
@@ -197,9 +197,8 @@ def test_the_run_of_the_manifest_fits_into_its_largest_cluster() -> None:
 # ---------------------------------------------------------------------------------------------- Slurm
 
 
-@pytest.fixture
-def slurm_commands(tmp_path: Path) -> list[list[str]]:
-    """What the Slurm script calls on three nodes. Stand-ins of its programs write down their words."""
+def run_slurm_script(tmp_path: Path, rest_of_freerun: str = "") -> tuple[int, list[list[str]]]:
+    """Return the exit code of the Slurm script, and what it called on three nodes: stand-ins write down their words."""
     assert subprocess.run(["bash", "-n", DEPLOY / "slurm.sh"], check=False).returncode == 0
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
@@ -208,7 +207,7 @@ def slurm_commands(tmp_path: Path) -> list[list[str]]:
     record = f'#!/bin/bash\nprintf "%s\\t" "${{0##*/}}" "$@" >>"{written}"; echo >>"{written}"\n'
     stand_ins = {
         "ray": record,
-        "freerun": record,
+        "freerun": record + rest_of_freerun,
         "python": record,
         "scontrol": f"#!/bin/bash\nprintf '%s\\n' {' '.join(NODES)}\n",
         # The options of srun begin with --; what follows is the program that it starts.
@@ -231,19 +230,29 @@ def slurm_commands(tmp_path: Path) -> list[list[str]]:
         }
         command = ["bash", "-c", script, "slurm.sh", "CartPole-v1", "--total-steps", "100"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
     assert list((tmp_path / ".ray").iterdir()) == [], "the token is gone with the job"
-    return [line.rstrip("\t\n").split("\t") for line in written.read_text().splitlines()]
+    return done.returncode, [line.rstrip("\t\n").split("\t") for line in written.read_text().splitlines()]
 
 
-def test_the_commands_of_the_slurm_script_are_taken(slurm_commands: list[list[str]]) -> None:
-    starts = [command for command in slurm_commands if command[0] == "ray"]
+def test_the_commands_of_the_slurm_script_are_taken(tmp_path: Path) -> None:
+    exit_code, commands = run_slurm_script(tmp_path)
+    assert exit_code == 0
+    starts = [command for command in commands if command[0] == "ray"]
     assert sum("--head" in command for command in starts) == 1
     assert len(starts) == len(NODES)
-    (config,) = [config for command in slurm_commands if (config := check(command)) is not None]
+    (config,) = [config for command in commands if (config := check(command)) is not None]
     num_cpus = (len(NODES) - 1) * CPUS_PER_NODE
     assert (config.mode, config.env, config.num_workers) == ("ray", "CartPole-v1", num_cpus)
-    assert any(command[:3] == ["python", "deploy/wait_for_cpus.py", str(num_cpus)] for command in slurm_commands)
+    assert any(command[:3] == ["python", "deploy/wait_for_cpus.py", str(num_cpus)] for command in commands)
+
+
+def test_the_slurm_script_passes_the_end_of_its_time_on_and_waits_for_the_run(tmp_path: Path) -> None:
+    """Slurm signals the script, which is the parent of the run; the run then takes a while to write its checkpoint."""
+    saving = f"trap 'sleep 1; touch {tmp_path}/saved; exit 130' TERM\n"
+    saving += 'kill -TERM "$PPID"\nfor _ in {1..300}; do sleep 0.1; done\n'
+    exit_code, _ = run_slurm_script(tmp_path, saving)
+    assert exit_code == 130
+    assert (tmp_path / "saved").exists()
 
 
 # ---------------------------------------------------------------------------------------------- the container
