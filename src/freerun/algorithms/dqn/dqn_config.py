@@ -35,8 +35,7 @@ class DQNConfig(OffPolicyConfig):
     target_interval: int = 1
     """Gradient steps from one move of the target network to the next."""
     huber_delta: float = 10.0
-    """Errors up to this count squared, and larger ones in proportion (the Huber loss). With a low one, values learn
-    medians and not means, so that rare failures hardly count."""
+    """Errors up to this count squared, and larger ones in proportion (the Huber loss)."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this norm."""
     batch_size: Common[int | None] = None
