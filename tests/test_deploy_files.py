@@ -204,11 +204,16 @@ def run_slurm_script(tmp_path: Path, rest_of_freerun: str = "") -> tuple[int, li
     programs.mkdir(parents=True)
     (programs / "activate").write_text(f'PATH="{programs}:$PATH"\n')
     written = tmp_path / "written"
-    record = f'#!/bin/bash\nprintf "%s\\t" "${{0##*/}}" "$@" >>"{written}"; echo >>"{written}"\n'
+    # One write per line: several programs write at the same time.
+    record = f'#!/bin/bash\nline=$(printf "%s\\t" "${{0##*/}}" "$@")\necho "$line" >>"{written}"\n'
+    # As the real one does, wait_for_cpus.py waits for all nodes.
+    waiting = (
+        f'if [[ "$1" == *wait* ]]; then until (($(grep -c ^ray "{written}") == {len(NODES)})); do sleep 0.1; done; fi\n'
+    )
     stand_ins = {
         "ray": record,
         "freerun": record + rest_of_freerun,
-        "python": record,
+        "python": record + waiting,
         "scontrol": f"#!/bin/bash\nprintf '%s\\n' {' '.join(NODES)}\n",
         # The options of srun begin with --; what follows is the program that it starts.
         "srun": '#!/bin/bash\nwhile [[ "$1" == --* ]]; do shift; done\nexec "$@"\n',
