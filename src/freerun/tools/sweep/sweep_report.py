@@ -120,6 +120,7 @@ def draw(folder: Path, dimensions: Sequence[Dimension], rows: Sequence[TrialRow]
         logger.warning("%s is not drawn, because it needs matplotlib: %s", PICTURE, MATPLOTLIB.advice)
         return
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     chosen = dimensions[:MOST_PANELS]
     figure = Figure(figsize=(3.4 * (len(chosen) + 1), 3.2), layout="constrained")
@@ -131,6 +132,10 @@ def draw(folder: Path, dimensions: Sequence[Dimension], rows: Sequence[TrialRow]
             axes.set_xticks(range(len(dimension.texts)), dimension.texts)
         elif dimension.is_log:
             axes.set_xscale("log")
+            # matplotlib's own labels of a range that is narrower than a decade run into each other.
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
     _scatter(panels[-1], shown, [row.seconds or 0.0 for row in shown])
     front = sorted((row.seconds or 0.0, row.score or 0.0) for row in shown if row.on_front)
     if front:
@@ -151,5 +156,5 @@ def _scatter(axes: Any, rows: Sequence[TrialRow], positions: Sequence[float]) ->
     for state, color in STATE_COLORS.items():
         points = [(x, row.score) for x, row in zip(positions, rows, strict=True) if row.state == state]
         if points:
-            axes.scatter(*zip(*points, strict=True), color=color, label=state, s=22)
+            axes.scatter(*zip(*points, strict=True), color=color, label=state, s=22, zorder=3)
     axes.grid(color="#eeeeee")
