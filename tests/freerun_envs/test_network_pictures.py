@@ -147,7 +147,10 @@ def test_eval_films_a_defender(more: list[str], run_dir: Path, capsys: pytest.Ca
     film = run_dir / "film"
     assert main(["eval", str(run_dir), "--episodes", "2", "--render", str(film)]) == 0
     shown = capsys.readouterr()
-    assert shown.err == ""
+    if shown.err:
+        assert shown.err.startswith("No ffmpeg was found, so the films are GIFs")
+    else:
+        pytest.skip("there is ffmpeg here, and the films are mp4")
     assert len(list(film.glob("*.gif"))) == 2
     with Image.open(film / "episode-0.gif") as picture:
         assert picture.size == (WIDTH, HEIGHT)

@@ -35,6 +35,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         {"steps_per_update": 150, "num_epochs": 2, "normalize_obs": True, "normalize_reward": True},
     ),
     "sac": ("Pendulum-v1", {"steps_per_update": 100, "learning_starts": 200, "batch_size": 17, "total_steps": 1200}),
+    "fastsac": ("Pendulum-v1", {"steps_per_update": 100, "learning_starts": 200, "batch_size": 18}),
     "dqn": ("CartPole-v1", {"steps_per_update": 100, "learning_starts": 200, "batch_size": 17}),
     "mbpo": (
         "Pendulum-v1",

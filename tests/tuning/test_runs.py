@@ -225,7 +225,7 @@ def test_it_tunes_a_run_and_says_what_it_did(run_dir: Path) -> None:
             "--adapt-max-envs-per-worker bounds nothing that --adapt could move here",
         ),
         ({"adapt_window": 0.0}, "--adapt-window must be above 0, not 0"),
-        ({"adapt_max_minibatch": 32}, "--adapt-max-minibatch 32 is less than the 64 that the run starts with"),
+        ({"adapt_max_minibatch": 32}, "--adapt-max-minibatch 32 is less than the 256 that the run starts with"),
         ({"adapt_min_update_ratio": 11.0}, "--adapt-min-update-ratio 11 is more than the 10 that the run starts with"),
         (
             {"env": "Pendulum-v1", "algo": "mbpo", "adapt_max_minibatch": 512},

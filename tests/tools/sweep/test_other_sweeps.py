@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+import preloaded_python
 import pytest
 
 import freerun
-from freerun.tools.cli.main import main
 
 SHORT = ["--total-steps", "400", "--steps-per-update", "200", "--num-workers", "1", "-q"]
 
 
-def test_the_command_of_a_weights_and_biases_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_weights_and_biases_agent(tmp_path: Path) -> None:
     """The agent itself talks to a server. What it would run is made by the package's own function."""
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
     chosen = {"learning-rate": {"value": 0.00123}, "num_epochs": {"value": 2}, "activation": {"value": "relu"}}
     words = create_sweep_command_args({"args": chosen})["args"]
     assert words == ["--learning-rate=0.00123", "--num_epochs=2", "--activation=relu"]
-    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep123")  # as the agent sets it for the run
+    # As the agent sets it for the run, which has a process of its own: W&B reads such variables once per process.
+    environment = {**os.environ, "WANDB_SWEEP_ID": "sweep123"}
     own = ["--track", "wandb", "--wandb-mode", "offline", "--run-dir", str(tmp_path)]
-    assert main(["train", "CartPole-v1", *SHORT, *own, *words]) == 0
+    finished = preloaded_python.run("-m", "freerun", "train", "CartPole-v1", *SHORT, *own, *words, env=environment)
+    assert finished.returncode == 0, finished.stderr
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["learning_rate"], config["num_epochs"], config["activation"]) == (0.00123, 2, "relu")
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")

@@ -64,6 +64,8 @@ class BackgroundStage(Generic[Result]):
     def finish(self) -> Result:
         """Wait for the work and return its result. If it failed, its error is raised here."""
         assert self._work is not None
+        # If this wait is interrupted, the work is still there for `ends_within`: whoever ends the run must stop it.
+        wait([self._work])
         work, self._work = self._work, None
         result = work.result()
         if self._stream is not None:
