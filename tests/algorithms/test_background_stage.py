@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
+import os
+import signal
 import threading
 
 import pytest
@@ -17,7 +18,7 @@ def test_work_is_not_forgotten_if_waiting_for_it_is_interrupted() -> None:
     may_end = threading.Event()
     stage.start(lambda: int(may_end.wait(60)))
     try:
-        timer = threading.Timer(0.2, _thread.interrupt_main)
+        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             stage.finish()
