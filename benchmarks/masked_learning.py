@@ -25,7 +25,7 @@ from run_file import RunFile, versions
 
 import freerun
 from freerun.tools.bench.load_meter import processor
-from freerun_envs.network_defence import NetworkDefence
+from freerun_envs.single_network import NetworkDefence
 
 ENV = "freerun/NetworkDefence-v0"
 NUM_ENVS, STEPS_PER_ENV = 8, 250

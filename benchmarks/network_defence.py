@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from freerun_envs.defenders import DEFENDERS
 from freerun_envs.network_actions import ACTION_NAMES
-from freerun_envs.network_defence import NetworkDefence, NetworkDefenceVector
+from freerun_envs.network_defence import NetworkDefenceVector
+from freerun_envs.single_network import NetworkDefence
 
 RED_AGENTS = ("B_lineAgent", "RedMeanderAgent")
 HORIZONS = (30, 50, 100)

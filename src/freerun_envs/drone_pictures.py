@@ -41,7 +41,7 @@ WIDTH_3D, HEIGHT_3D = 560, 360
 CAMERA, TARGET, ZOOM = np.array([-22.0, -44.0, 34.0]), np.array([0.0, -5.5, 0.0]), 510.0
 """Where the camera of the 3-D view stands, what is in the middle of its picture (in metres), and pixels per radian."""
 POINTS_PER_GRID = 6
-"""The 3-D view draws the ground as so many points along each side of a square of the grid, half a pixel apart."""
+"""The 3-D view draws the ground as this many points along each side of a square of the grid, half a pixel apart."""
 
 
 class View(NamedTuple):

@@ -48,7 +48,7 @@ HEADINGS = tuple(sign * 0.3 * step for step in range(8) for sign in (1.0, -1.0))
 """The turns, in radians, that are tried in this order to find a way around a peak."""
 AHEAD_SECONDS = 1.0
 NUM_AHEAD = 10
-"""Pilots look at the ground of the next second, at so many points."""
+"""Pilots look at the ground of the next second, at this many points."""
 SPEED_GAIN, CLIMB_GAIN, HEIGHT_GAIN = 2.5, 6.0, 2.0
 """Per second: acceleration per error of velocity (along the ground, upwards), and climb per error of height."""
 BRAKING = 4.0

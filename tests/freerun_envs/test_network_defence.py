@@ -19,9 +19,10 @@ from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import UserError
 from freerun.tools.check_env.checks import check
 from freerun_envs.network_actions import ACTION_NAMES
-from freerun_envs.network_defence import NetworkDefence, NetworkDefenceVector
+from freerun_envs.network_defence import NetworkDefenceVector
 from freerun_envs.network_hosts import HOSTS
 from freerun_envs.network_red import ESCALATE, EXPLOIT, IDLE, IMPACT, SCAN, SWEEP
+from freerun_envs.single_network import NetworkDefence
 
 RED_AGENTS = ("B_lineAgent", "RedMeanderAgent", "SleepAgent")
 SLEEP = 0

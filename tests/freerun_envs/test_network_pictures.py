@@ -13,10 +13,10 @@ import freerun
 from freerun.tools.cli.main import main
 from freerun_envs import network_pictures
 from freerun_envs.network_actions import ACTION_NAMES
-from freerun_envs.network_defence import NetworkDefence
 from freerun_envs.network_hosts import HOSTS
 from freerun_envs.network_pictures import ACCESS_COLOURS, CARD_COLOURS, HEIGHT, WIDTH, describe_alert, describe_red
 from freerun_envs.network_red import EXPLOIT, FAILED, FOUND_NOTHING, IDLE, SCAN, SUCCEEDED, SWEEP
+from freerun_envs.single_network import NetworkDefence
 from freerun_envs.workflow import WorkflowEnv
 
 ORDER = "op_server,enterprise,op_host,defender,user"

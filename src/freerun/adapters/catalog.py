@@ -8,7 +8,7 @@ BUILT_IN = {
         "52 observations, 145 actions; steps take 10 ms on average and up to 50 ms: a slow, uneven simulator",
     ),
     "freerun/NetworkDefence-v0": (
-        "freerun_envs.network_defence:NetworkDefence",
+        "freerun_envs.single_network:NetworkDefence",
         "52 observations, 145 actions: defend 13 hosts against a red_agent, in the shape and with the scores of CAGE 2",
     ),
     "freerun/RoughDrone-v0": (

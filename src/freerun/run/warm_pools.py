@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from freerun.run.pool import Pool
 
 MOST_POOLS = 4
-"""So many pools are kept at most. Trainings that differ in the seed or in the environment need different ones."""
+"""The most pools that are kept. Trainings that differ in the seed or in the environment need different ones."""
 
 
 class WarmPools:

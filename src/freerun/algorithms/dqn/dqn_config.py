@@ -58,7 +58,7 @@ class DQNConfig(OffPolicyConfig):
             raise UserError("--max-grad-norm and --huber-delta must be above 0")
 
     def epsilon_at(self, num_steps: int) -> float:
-        """The probability of a random action after so many environment steps."""
+        """The probability of a random action after this many environment steps."""
         share = min(1.0, num_steps / (self.epsilon_steps or EPSILON_STEPS))
         return self.epsilon_start + (self.epsilon_end - self.epsilon_start) * share
 

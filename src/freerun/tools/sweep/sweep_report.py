@@ -26,7 +26,7 @@ logger = logging.getLogger("freerun")
 BEST, TABLE, PICTURE = "best.json", "table.md", "sweep.png"
 MATPLOTLIB = RequiredPackage("matplotlib", "matplotlib", "plot")
 MOST_PANELS = 6
-"""The picture shows so many of the varied settings, the first ones."""
+"""The picture shows this many of the varied settings: the first ones."""
 STATE_COLORS = {"complete": "#00796b", "pruned": "#bdbdbd"}
 
 

@@ -21,7 +21,7 @@ OPTUNA = RequiredPackage("optuna", "Optuna", "sweep")
 JOURNAL = "study.log"
 """Optuna's file: a line for everything that happens to a trial."""
 NUM_STARTUP_TRIALS = 5
-"""So many trials are trained to their end before any is pruned: a median of fewer says little."""
+"""This many trials are trained to their end before any is pruned: a median of fewer says little."""
 FIRST_PRUNING_RUNG = 3
 """No trial is pruned before this tenth of its training, because no policy has learned anything yet."""
 KEEP_ONE_IN = 3
