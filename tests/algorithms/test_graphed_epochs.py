@@ -75,6 +75,8 @@ def test_a_graph_takes_the_steps_that_are_taken_one_by_one(
     graphed, found = train(device, acceleration="graph", **SETTINGS[name])
     for one, other in zip(found, wanted, strict=True):
         assert one["num_gradient_steps"] == other["num_gradient_steps"]
+        # The last bit decides whether a ratio that lies on the clip range counts as clipped: a few rows may differ.
+        assert one.pop("clip_fraction") == pytest.approx(other.pop("clip_fraction"), abs=5 / (4 * NUM_STEPS * NUM_ENVS))
         assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
     np.testing.assert_allclose(graphed.policy.weights, plain.policy.weights, atol=1e-4)
     if "target_kl" in SETTINGS[name]:
