@@ -17,6 +17,33 @@ def test_no_more_units_start_ahead_than_keep_the_workers_busy() -> None:
     assert len(list(iter(rounds.next, None))) == 2 + 4, "the lag would allow 2 + 3 * 2"
 
 
+def test_more_units_start_during_an_update_if_the_learner_would_wait_for_the_next_round() -> None:
+    rounds = UnitRounds(max_lag=3, unit_steps=10, most_ahead=4)
+    rounds.open(Demand(steps=20))
+    assert list(iter(rounds.next, None)) == [0, 1, 2, 3, 4, 5]
+    for number in (0, 1, 2):
+        rounds.finish(number, episode(number, 10))
+    assert taken(rounds) == [0, 1]
+    assert list(iter(rounds.next, None)) == [6, 7], "one unit is left, and a round has two"
+    rounds.version = 1
+    rounds.open(Demand(steps=20))
+    assert rounds.next() is None, "the limit was raised already"
+    for number in (3, 4, 5):
+        rounds.finish(number, episode(number, 10))
+    assert taken(rounds) == [2, 3]
+    assert rounds.next() is None, "two units are left: the learner is the slower one, and more would only get older"
+
+
+def test_what_starts_during_an_update_is_one_update_older() -> None:
+    rounds = UnitRounds(max_lag=1, unit_steps=10)
+    rounds.open(Demand(steps=20))
+    assert list(iter(rounds.next, None)) == [0, 1, 2, 3]
+    for number in (0, 1):
+        rounds.finish(number, episode(number, 10))
+    assert taken(rounds) == [0, 1]
+    assert rounds.next() is None, "a unit of the round after next would be two updates old when it is taken"
+
+
 def test_an_update_does_not_wait_for_a_slow_segment_until_the_lag_makes_it_due() -> None:
     rounds = UnitRounds(max_lag=1, unit_steps=10, most_ahead=2)
     rounds.open(Demand(steps=20))

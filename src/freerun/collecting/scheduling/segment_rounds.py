@@ -47,18 +47,24 @@ class UnitRounds(Rounds):
         super().__init__(max_lag, replace(start or StartPoint(), episode=0))
         self._unit_steps = unit_steps
         self._most_ahead = most_ahead
+        self._units_per_round = 0  # of the next rounds
 
     def open(self, demand: Demand) -> None:
         # `_first` is the number of units that were taken so far, and the limits count from it.
         next_steps = demand.steps if demand.next_steps is None else demand.next_steps
         self._steps_left = math.inf if demand.steps_left is None else demand.steps_left
         self._end = self._first + math.ceil(demand.steps / self._unit_steps)
-        ahead = math.ceil(next_steps / self._unit_steps) * self._rounds_ahead
-        self._limit = self._within_run(max(self._limit, self._end + min(ahead, self._most_ahead)))
+        self._units_per_round = math.ceil(next_steps / self._unit_steps)
+        self._raise_limit(self._end, self._rounds_ahead)
 
     def set_unit_steps(self, unit_steps: int) -> None:
         """Expect units of this many steps from now on. Those that were granted may be longer or shorter."""
         self._unit_steps = unit_steps
+
+    def _raise_limit(self, end: float, rounds_ahead: int) -> None:
+        """Allow units up to `end`, the end of a round, and those of the rounds after it."""
+        ahead = min(self._units_per_round * rounds_ahead, self._most_ahead)
+        self._limit = self._within_run(max(self._limit, end + ahead))
 
     def _within_run(self, limit: float) -> float:
         """Lower a limit of units to those that the run has steps left for."""
@@ -78,7 +84,12 @@ class UnitRounds(Rounds):
         if len(self._finished) < num_units or any(number not in self._finished for number in due):
             return None
         # The lowest numbers have started first, so those that are due are among them.
-        return self._hand_over(sorted(self._finished)[:num_units])
+        segments = self._hand_over(sorted(self._finished)[:num_units])
+        if len(self._finished) < self._units_per_round and self._rounds_ahead:
+            # The learner would wait for its next round, so more units start already during its update. They start one
+            # version before the next `open`, so the lag leaves room for one round less.
+            self._raise_limit(self._first + self._units_per_round, self._rounds_ahead - 1)
+        return segments
 
     def take_arrived(self) -> list[Segment]:
         return self._hand_over(sorted(self._finished))

@@ -182,8 +182,8 @@ class WorkerFleet:
         self._start_due()
         self._start_and_retire()
         with self.changed:
+            self._try_for_learner()  # first, because what the learner takes makes room for new units
             self._grant()
-            self._try_for_learner()
 
     def _finish(self, report: UnitFinished) -> None:
         worker, unit, segment = report

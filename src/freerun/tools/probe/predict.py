@@ -175,6 +175,7 @@ class _Play:
 
     def learn(self, seconds: float) -> None:
         """Advance while the learner computes for that long on one core; workers go on with their units."""
+        self.deal()  # what the learner has taken may have made room for more
         while seconds > 0:
             speed, learner_speed = self._speeds(1.0)
             needed = seconds / learner_speed
