@@ -19,6 +19,14 @@ FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=[\
 LINK = re.compile(r"\]\(([^()\s:#]+)(?:#[^()\s]*)?\)")
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*/*.md")])
 
+OTHER_PROGRAMS_FLAGS = {
+    *("--no-deps", "--logdir", "--name", "--again"),
+    *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"),  # torchrun
+    *("--address", "--head", "--include-dashboard", "--node-ip-address", "--tmux", "--generate"),  # ray
+    *("--cpus-per-task", "--nodes"),  # sbatch
+    *("--n-envs", "--n-workers", "--workflows"),  # the original scripts, which the documentation translates
+}
+
 
 def build(project: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """With the very words of `make docs`."""
@@ -77,6 +85,22 @@ def test_every_report_of_a_benchmark_is_a_page(site: Path) -> None:
 def test_links_at_the_root_lead_to_files(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert not [target for target in LINK.findall(text) if not (ROOT / target).exists()]
+
+
+@pytest.fixture(scope="module")
+def names_in_source() -> set[str]:
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    return set(re.findall(r"--[a-z-]+|[a-z]\w+", " ".join(path.read_text(encoding="utf-8") for path in sources)))
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda page: page.name)
+def test_every_flag_that_a_page_names_is_a_setting(page: Path, names_in_source: set[str]) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page.name == "coming_from.md":  # its tables have a column of ours, then those of other libraries
+        text = re.sub(r"(?m)^(\|[^|]*\|).*$", r"\1", text)
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]\b(?![_*])", text)) - OTHER_PROGRAMS_FLAGS
+    names = {flag: flag[2:].replace("-", "_") for flag in flags}
+    assert not {flag for flag, name in names.items() if not {flag, name, name.removeprefix("no_")} & names_in_source}
 
 
 @pytest.fixture(scope="module")
