@@ -69,6 +69,7 @@ from freerun.core.protocols import (
     Decision,
     Gauge,
     LearnerGroup,
+    MemoryPolicy,
     MetricSink,
     Policy,
     PriorityCollector,
@@ -83,6 +84,7 @@ from freerun.core.protocols import (
     TunableCollector,
     WarmStartable,
     background_stages,
+    empty_memory,
 )
 from freerun.core.seeds import (
     HeldOutSeed,
@@ -147,6 +149,7 @@ __all__ = [
     "IncidentKind",
     "LearnerFailure",
     "LearnerGroup",
+    "MemoryPolicy",
     "MetricSink",
     "Metrics",
     "ModeOptions",
@@ -197,6 +200,7 @@ __all__ = [
     "WorkerLocation",
     "background_stages",
     "callable_name",
+    "empty_memory",
     "episode_rng",
     "episode_seed",
     "first_episode_of",

@@ -86,6 +86,30 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class MemoryPolicy(Policy, Protocol):
+    """A policy whose actions also depend on what it has seen before in the episode (`--memory`).
+
+    Whoever steps environments keeps the memory of each: `memory_size` numbers, all 0 when an episode begins. `act` and
+    `single` are for observations at that point.
+    """
+
+    memory_size: int
+
+    def act_from(self, obs: Array, noise: FloatArray | None, memory: FloatArray) -> Decision:
+        """Act as `act` does, and replace the memories [B, memory_size] by those after this step."""
+        ...
+
+    def single_from(self, memory: FloatArray) -> Callable[[Array, FloatArray, FloatArray], Any]:
+        """Return a fast `act_from` for one observation, as `single` does. It keeps the memory in this array."""
+        ...
+
+
+def empty_memory(policy: Policy, num_envs: int) -> FloatArray | None:
+    """Return the memory of environments whose episodes begin; None for a policy without a memory."""
+    return np.zeros((num_envs, policy.memory_size), np.float32) if isinstance(policy, MemoryPolicy) else None
+
+
 class Collector(Protocol):
     """A mode, as users choose it with --mode: where workers live, what they hand over, who waits for whom."""
 

@@ -1,0 +1,93 @@
+"""Torch networks with a memory. `numpy_memory.py` computes the same in numpy, for workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from freerun.algorithms.policies.memory_actor import CELL
+from freerun.algorithms.policies.mlp_actor import ActorSpec
+from freerun.algorithms.policies.networks import ActorCritic, masked_logits, mlp
+from freerun.algorithms.policies.numpy_memory import ARRAYS, MemoryKind
+from freerun.core import FloatArray
+
+KEEP_BIAS = 1.0
+"""The first bias of the gate that keeps the memory."""
+
+
+def make_recurrent_layer(kind: MemoryKind, num_inputs: int, size: int) -> nn.GRU | nn.LSTM:
+    """One recurrent layer with orthogonal weights, as is usual for PPO, that forgets slowly before it has learned."""
+    layer = nn.GRU(num_inputs, size) if kind == "gru" else nn.LSTM(num_inputs, size)
+    for parameter in layer.parameters():
+        if parameter.dim() > 1:
+            nn.init.orthogonal_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+    # The second block is the gate that keeps what is remembered, z of a GRU and f of an LSTM. With a bias of 0 it would
+    # halve the memory at every step (Jozefowicz et al. 2015 recommend 1).
+    layer.bias_ih_l0.data[size : 2 * size] = KEEP_BIAS
+    return layer
+
+
+def unroll(layer: nn.GRU | nn.LSTM, inputs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The outputs [T, B, size] of a recurrent layer for inputs [T, B, ...], and the memory [B, ...] after the last."""
+    if isinstance(layer, nn.GRU):
+        output, (last,) = layer(inputs, memory[None])
+        return output, last
+    hidden, cell = (part[None].contiguous() for part in memory.chunk(2, dim=1))
+    output, (hidden, cell) = layer(inputs, (hidden, cell))
+    return output, torch.cat([hidden[0], cell[0]], dim=1)
+
+
+class RecurrentActorCritic(ActorCritic):
+    """A policy and a value function that share a recurrent cell, and nothing else.
+
+    The cell sees what the policy sees. Each of the two is an MLP on its own observation beside the cell's output. So
+    the memory that a worker keeps is all that the learner needs to go on from the middle of an episode.
+
+    What `head` and `value` take are rows [N, row_size + size]: a normalised observation, and the cell's output for it.
+    """
+
+    def __init__(self, spec: ActorSpec, kind: MemoryKind, size: int):
+        critic_size = spec.critic_obs_size or spec.obs_size
+        actor = mlp((spec.obs_size + size, *spec.hidden_sizes, spec.output_size), spec.activation, 0.01)
+        critic = mlp((critic_size + size, *spec.hidden_sizes, 1), spec.activation, 1.0)
+        super().__init__(spec, (actor, critic))
+        self.memory = make_recurrent_layer(kind, spec.obs_size, size)
+        self.memory_size = size if kind == "gru" else 2 * size
+
+    def unroll(self, normalized_obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs of the cell [T, B, size] for observations [T, B, row_size], and the memory [B, memory_size] after."""
+        return unroll(self.memory, normalized_obs[..., : self.spec.obs_size], memory)
+
+    def head(self, rows: Tensor) -> Tensor:
+        obs, remembered = rows[:, : self.row_size], rows[:, self.row_size :]
+        output: Tensor = self.actor(torch.cat([obs[:, : self.spec.obs_size], remembered], dim=1))
+        return masked_logits(output, obs) if self.spec.has_mask else output
+
+    def value(self, rows: Tensor) -> Tensor:
+        obs, remembered = rows[:, : self.row_size], rows[:, self.row_size :]
+        return self.critic(torch.cat([obs[:, self.seen_by_critic], remembered], dim=1)).squeeze(-1)  # type: ignore[no-any-return]
+
+    def worker_arrays(self) -> dict[str, Tensor]:
+        cell = {CELL + name: tensor for name, tensor in self.memory.state_dict().items()}
+        return {**super().worker_arrays(), **cell}
+
+
+class RecurrentNetwork(nn.Module):
+    """The policy's part, from its arrays, for export: (normalised observations, memory) -> (outputs, memory)."""
+
+    def __init__(
+        self, network: nn.Module, kind: MemoryKind, num_inputs: int, size: int, arrays: Mapping[str, FloatArray]
+    ):
+        """`network` is what follows the cell."""
+        super().__init__()
+        self.network = network
+        self.memory = make_recurrent_layer(kind, num_inputs, size)
+        self.memory.load_state_dict({name: torch.from_numpy(arrays[CELL + name].copy()) for name in ARRAYS})
+
+    def forward(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, memory = unroll(self.memory, obs[None], memory)
+        return self.network(torch.cat([obs, outputs[0]], dim=1)), memory
