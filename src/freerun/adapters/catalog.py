@@ -21,7 +21,7 @@ BUILT_IN = {
     ),
     "freerun/TMaze-v0": (
         "freerun_envs.t_maze:TMaze",
-        "2 observations, 3 actions: a signal at the entrance says which way to turn at the end; only --memory solves it",
+        "2 observations, 3 actions: a signal at the entrance says which way to turn at the end; needs a --memory",
     ),
     "cyborg/CAGE2-v0": (
         "freerun.adapters.cyborg:CAGE2",

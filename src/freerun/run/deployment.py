@@ -80,10 +80,12 @@ class SavedPolicy:
             raise UserError(f"{self.policy_path} holds a network that does not fit the spaces of its environment")
         return TrainedPolicy(actor, env_spaces, self.settings, seed)
 
-    def _restore(self, file: PolicyFile, env_spec: EnvSpec, trust: Sequence[str]) -> MLPActor | MemoryActor | TorchActor:
+    def _restore(
+        self, file: PolicyFile, env_spec: EnvSpec, trust: Sequence[str]
+    ) -> MLPActor | MemoryActor | TorchActor:
         if file.description.get("kind") != "torch":
             return restore_numpy(file.arrays, file.description)
-        from freerun.algorithms.policies.torch_actor import TorchActor  # only here: an MLP needs no torch
+        from freerun.algorithms.policies.torch_actor import TorchActor  # only here: others need no torch
 
         config = self.settings(trust)
         network = config.algorithm.network if find_algorithm(config.algo).traits.has_network else None

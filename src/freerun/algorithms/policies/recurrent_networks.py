@@ -27,7 +27,7 @@ def make_recurrent_layer(kind: MemoryKind, num_inputs: int, size: int) -> nn.GRU
             nn.init.zeros_(parameter)
     # The second block is the gate that keeps what is remembered, z of a GRU and f of an LSTM. With a bias of 0 it would
     # halve the memory at every step (Jozefowicz et al. 2015 recommend 1).
-    layer.bias_ih_l0.data[size : 2 * size] = KEEP_BIAS
+    layer.get_parameter("bias_ih_l0").data[size : 2 * size] = KEEP_BIAS
     return layer
 
 

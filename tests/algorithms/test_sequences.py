@@ -1,0 +1,141 @@
+"""PPO with a memory: the learner recomputes what workers remembered, and gradients flow along sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.algorithms.policies.memory_actor import MemoryActor
+from freerun.algorithms.policies.numpy_memory import MemoryKind
+from freerun.algorithms.policies.recurrent_networks import RecurrentActorCritic
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.algorithms.ppo.ppo_config import PPOConfig, scaled_defaults
+from freerun.algorithms.ppo.sequences import Sequences
+from freerun.algorithms.ppo.training_batch import flatten_segments
+from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
+from freerun.core import RunScale, Segment, UserError
+
+CPU = torch.device("cpu")
+MAZE = GymnasiumFactory("freerun/TMaze-v0", {"length": 4})
+
+
+def make(kind: MemoryKind = "gru", **settings: Any) -> tuple[PPO, RecurrentActorCritic, MemoryActor]:
+    config = PPOConfig(memory=kind, memory_size=8, hidden_sizes=(8,), steps_per_update=1, **settings)
+    ppo = PPO(MAZE.spec, config, 0, "cpu", True)
+    assert isinstance(ppo.net, RecurrentActorCritic)
+    assert isinstance(ppo.policy, MemoryActor)
+    return ppo, ppo.net, ppo.policy
+
+
+def collected(policy: MemoryActor, num_segments: int, num_envs: int = 3, num_steps: int = 7) -> list[Segment]:
+    """Segments that continue each other, with the ends of several episodes in them."""
+    rollout = Rollout(MAZE.make(num_envs), policy, run_seed=0)
+    rollout.load(policy.weights.copy(), 0)
+    segments = rollout.segments(num_steps, next_from(range(1000)))
+    return [next(segments).copy() for _ in range(num_segments)]
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("sequence_steps", [1, 3, 64])
+def test_the_learner_remembers_what_the_worker_did(kind: MemoryKind, sequence_steps: int) -> None:
+    """Log-probabilities that are recomputed from the memory at the start of a segment are those of the worker."""
+    _, net, policy = make(kind)
+    for segments in (collected(policy, 3), collected(policy, 3)[1:], whole_episodes(policy)):
+        flat = flatten_segments(segments, CPU)
+        sequences = Sequences(segments, net.memory_size, sequence_steps, CPU)
+        seen, _ = sequences.remember(net, net.normalize(flat.obs), net.normalize(flat.boundary_next_obs))
+        log_prob = net.log_prob(net.head(seen), flat.action)
+        np.testing.assert_allclose(log_prob.detach().numpy(), flat.log_prob.numpy(), atol=1e-5)
+        # Gradient steps see the same, in any order of rows.
+        rows = torch.randperm(len(seen))[: len(seen) // 2]
+        np.testing.assert_allclose(sequences.seen(net, rows).detach().numpy(), seen[rows].numpy(), atol=1e-6)
+
+
+def whole_episodes(policy: MemoryActor) -> list[Segment]:
+    rollout = SingleEnvRollout(MAZE.make_one(), MAZE.spec, policy, run_seed=0)
+    rollout.load(policy.weights.copy(), 0)
+    return [segment.copy() for segment in rollout.episodes(next_from(range(5)))]
+
+
+def test_a_segment_in_the_middle_of_an_episode_needs_its_memory() -> None:
+    """So the test above would notice a memory that was lost on the way."""
+    _, net, policy = make()
+    segment = collected(policy, 2)[1]
+    segment.memory = None
+    flat = flatten_segments([segment], CPU)
+    sequences = Sequences([segment], net.memory_size, 64, CPU)
+    seen, _ = sequences.remember(net, net.normalize(flat.obs), net.normalize(flat.boundary_next_obs))
+    difference = net.log_prob(net.head(seen), flat.action) - flat.log_prob
+    assert difference.abs().max() > 1e-4
+
+
+def test_the_value_after_the_last_step_is_seen_with_the_memory_of_the_episode() -> None:
+    _, net, policy = make()
+    segments = collected(policy, 2)
+    flat = flatten_segments(segments, CPU)
+    boundary_obs = net.normalize(flat.boundary_next_obs)
+    sequences = Sequences(segments, net.memory_size, 3, CPU)
+    seen, after = sequences.remember(net, net.normalize(flat.obs), boundary_obs)
+    expected = []
+    for row, obs in zip(flat.boundary.tolist(), boundary_obs, strict=True):
+        output, _ = net.unroll(obs[None, None], seen[row : row + 1, net.row_size :])
+        expected.append(torch.cat([obs, output[0, 0]]))
+    torch.testing.assert_close(after, torch.stack(expected))
+
+
+def test_gradients_flow_back_as_far_as_a_sequence() -> None:
+    """The last row of an episode depends on its first observation, if both are in one sequence."""
+    _, net, policy = make()
+    episode = whole_episodes(policy)[0]
+    flat = flatten_segments([episode], CPU)
+    last = torch.tensor([episode.num_steps - 1])
+    for sequence_steps, reaches in ((64, True), (2, False)):
+        sequences = Sequences([episode], net.memory_size, sequence_steps, CPU)
+        obs = flat.obs.clone().requires_grad_()
+        sequences.remember(net, obs, flat.boundary_next_obs)
+        sequences.seen(net, last)[:, net.row_size :].sum().backward()  # type: ignore[no-untyped-call]
+        assert obs.grad is not None
+        assert bool(obs.grad[0].any()) == reaches
+
+
+def test_minibatches_hold_every_row_once_an_epoch_and_whole_sequences() -> None:
+    _, net, policy = make()
+    segments = collected(policy, 4)
+    sequences = Sequences(segments, net.memory_size, 5, CPU)
+    num_rows = sum(segment.num_steps for segment in segments)
+    drawn = list(sequences.draw(2, 20, torch.Generator().manual_seed(0)))
+    assert len(drawn) == 2 * round(num_rows / 20)
+    for epoch in (drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]):
+        assert sorted(torch.cat(epoch).tolist()) == list(range(num_rows))
+    # No sequence is longer than 5 steps, so a minibatch is at most one longer sequence away from its share.
+    assert all(abs(len(rows) - num_rows / round(num_rows / 20)) <= 5 for rows in drawn)
+
+
+@pytest.mark.parametrize("lag_correction", ["decoupled", "vtrace"])
+def test_lag_is_corrected_with_the_memory(lag_correction: Any) -> None:
+    """Steps of the newest weights have importance weights of 1; a step of other weights that chose the same has too."""
+    ppo, _, policy = make(lag_correction=lag_correction, learning_rate=1e-12, num_epochs=1, normalize_reward=False)
+    for version in (0, 1):
+        ppo.observe(collected(policy, 2))
+        metrics = ppo.update(version, 0.0)
+        assert metrics["approx_kl"] < 1e-10
+        assert metrics["clip_fraction"] == 0
+        assert metrics["bad_gradients"] == 0
+
+
+def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:
+    with pytest.raises(UserError, match="leave it out where --network names yours"):
+        PPOConfig(memory="gru", network="toy_networks:linear")
+    with pytest.raises(UserError, match="--learner fast is for MLPs without a memory"):
+        make(learner="fast")
+    with pytest.raises(UserError, match="leave it out where they are tensors"):
+        scaled_defaults(PPOConfig(memory="gru"), RunScale(is_tensors=True))
+    with pytest.raises(UserError, match="--memory-size must be"):
+        PPOConfig(memory="gru", memory_size=0)
+    with pytest.raises(UserError, match="--sequence-steps must be"):
+        PPOConfig(memory="gru", sequence_steps=0)
