@@ -41,6 +41,22 @@ def unroll(layer: nn.GRU | nn.LSTM, inputs: Tensor, memory: Tensor) -> tuple[Ten
     return output, torch.cat([hidden[0], cell[0]], dim=1)
 
 
+def advance(layer: nn.GRU | nn.LSTM, inputs: Tensor, memory: Tensor) -> Tensor:
+    """The memory [B, ...] after one step with inputs [B, ...]. Written out, so that it can be exported and captured."""
+    linear, size = nn.functional.linear, layer.hidden_size
+    of_input, of_memory, input_bias, memory_bias = (getattr(layer, name) for name in ARRAYS)
+    from_input = linear(inputs, of_input, input_bias)
+    from_memory = linear(memory[:, :size], of_memory, memory_bias)
+    if isinstance(layer, nn.GRU):
+        (reset, keep, new), (reset_too, keep_too, new_too) = from_input.chunk(3, dim=1), from_memory.chunk(3, dim=1)
+        new = torch.tanh(new + torch.sigmoid(reset + reset_too) * new_too)
+        # h' = n + z * (h - n)
+        return new + torch.sigmoid(keep + keep_too) * (memory - new)
+    write, keep, new, show = (from_input + from_memory).chunk(4, dim=1)
+    cell = torch.sigmoid(keep) * memory[:, size:] + torch.sigmoid(write) * torch.tanh(new)
+    return torch.cat([torch.sigmoid(show) * torch.tanh(cell), cell], dim=1)
+
+
 class RecurrentActorCritic(ActorCritic):
     """A policy and a value function that share a recurrent cell, and nothing else.
 
@@ -89,5 +105,5 @@ class RecurrentNetwork(nn.Module):
         self.memory.load_state_dict({name: torch.from_numpy(arrays[CELL + name].copy()) for name in ARRAYS})
 
     def forward(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, memory = unroll(self.memory, obs[None], memory)
-        return self.network(torch.cat([obs, outputs[0]], dim=1)), memory
+        memory = advance(self.memory, obs, memory)
+        return self.network(torch.cat([obs, memory[:, : self.memory.hidden_size]], dim=1)), memory
