@@ -67,8 +67,9 @@ def _numbers(outputs: PolicyOutputs) -> Array:
 
 def _one_by_one(run: RunPolicy, observations: Observations) -> PolicyOutputs:
     """Run a policy as a robot does. A network of the user's own may depend on what shares a batch with it."""
-    columns = zip(*(run([obs]) for obs in observations), strict=True)
-    return PolicyOutputs(*(None if column[0] is None else np.concatenate(column) for column in columns))
+    action, *others = zip(*(run([obs]) for obs in observations), strict=True)
+    joined = (None if column[0] is None else np.concatenate(column) for column in others)
+    return PolicyOutputs(np.concatenate(action), *joined)
 
 
 # ---------------------------------------------------------------------------------------------- observations

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from freerun.algorithms.policies.gru_sequence import GRUSequence
 from freerun.algorithms.policies.memory_actor import CELL
 from freerun.algorithms.policies.mlp_actor import ActorSpec
 from freerun.algorithms.policies.networks import ActorCritic, masked_logits, mlp
@@ -33,6 +34,9 @@ def make_recurrent_layer(kind: MemoryKind, num_inputs: int, size: int) -> nn.GRU
 
 def unroll(layer: nn.GRU | nn.LSTM, inputs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     """The outputs [T, B, size] of a recurrent layer for inputs [T, B, ...], and the memory [B, ...] after the last."""
+    if isinstance(layer, nn.GRU) and inputs.device.type == "cpu":
+        output = GRUSequence.apply(inputs, memory, *layer.parameters())  # type: ignore[no-untyped-call]
+        return output, output[-1]
     if isinstance(layer, nn.GRU):
         output, (last,) = layer(inputs, memory[None])
         return output, last
