@@ -108,7 +108,7 @@ def train_recurrent_ppo(seed: int, total_steps: int) -> list[Point]:
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-    class Curve(BaseCallback):  # type: ignore[misc]
+    class Curve(BaseCallback):
         """Notes the mean return before every update."""
 
         points: list[Point]
@@ -120,7 +120,7 @@ def train_recurrent_ppo(seed: int, total_steps: int) -> list[Point]:
             return True
 
         def _on_rollout_end(self) -> None:
-            returns = [episode["r"] for episode in self.model.ep_info_buffer]
+            returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
             seconds = time.perf_counter() - self._started
             self.points.append(Point(self.num_timesteps, seconds, statistics.mean(returns)))
 
@@ -166,17 +166,21 @@ def actor_costs(repeats: int = 9) -> dict[str, float]:
     """Microseconds of one action for one observation, the lowest of several repetitions, which take turns."""
     spec, rng = ActorSpec(4, HIDDEN_SIZES, "tanh", (2,), 0, normalize_obs=True), np.random.default_rng(0)
     obs = rng.standard_normal((NUM_TIMED, 4)).astype(np.float32)
-    plain, gru, lstm = MLPActor(spec, True), *(MemoryActor(spec, kind, MEMORY_SIZE, True) for kind in ("gru", "lstm"))
-    for actor in (plain, gru, lstm):
+    actors: dict[str, MLPActor | MemoryActor] = {
+        "MLP": MLPActor(spec, scalar_actions=True),
+        "GRU": MemoryActor(spec, "gru", MEMORY_SIZE, scalar_actions=True),
+        "LSTM": MemoryActor(spec, "lstm", MEMORY_SIZE, scalar_actions=True),
+    }
+    for actor in actors.values():
         weights = rng.normal(0, 0.1, actor.weights.size).astype(np.float32)
         # Observations that never come again make the cache of outputs useless, and `load` finds that out.
         for _ in range(2):
             actor.load(weights)
             _play(actor, obs)
         actor.load(weights)
-    found: dict[str, list[float]] = {"MLP": [], "GRU": [], "LSTM": []}
+    found: dict[str, list[float]] = {name: [] for name in actors}
     for _ in range(repeats):
-        for name, actor in zip(found, (plain, gru, lstm), strict=True):
+        for name, actor in actors.items():
             started = time.process_time()
             _play(actor, obs)
             found[name].append((time.process_time() - started) / NUM_TIMED * 1e6)

@@ -7,18 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from toy_tensors import Counting
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.numpy_memory import MemoryKind
 from freerun.algorithms.policies.recurrent_networks import RecurrentActorCritic
 from freerun.algorithms.ppo.ppo import PPO
-from freerun.algorithms.ppo.ppo_config import PPOConfig, scaled_defaults
+from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.sequences import Sequences
 from freerun.algorithms.ppo.training_batch import flatten_segments
 from freerun.collecting.rollouts.rollout import Rollout, next_from
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
-from freerun.core import RunScale, Segment, UserError
+from freerun.collecting.tensors.tensor_rollout import TensorRollout
+from freerun.core import Segment, TensorSegment, UserError
+from freerun_envs.drone_sim import RoughDroneSim
 
 CPU = torch.device("cpu")
 MAZE = GymnasiumFactory("freerun/TMaze-v0", {"length": 4})
@@ -60,6 +63,41 @@ def whole_episodes(policy: MemoryActor) -> list[Segment]:
     rollout = SingleEnvRollout(MAZE.make_one(), MAZE.spec, policy, run_seed=0)
     rollout.load(policy.weights.copy(), 0)
     return [segment.copy() for segment in rollout.episodes(next_from(range(5)))]
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_the_learner_remembers_what_a_simulator_on_a_device_did(kind: MemoryKind) -> None:
+    env = RoughDroneSim(5, "cpu", "hover")
+    ppo = PPO(env.spec, PPOConfig(memory=kind, memory_size=8, hidden_sizes=(8,), normalize_obs=False), 0, "cpu", False)
+    net = ppo.net
+    assert isinstance(net, RecurrentActorCritic)
+    rollout = TensorRollout(env, ppo.policy.on(CPU, 0), num_steps=6)
+    rollout.load(ppo.policy.weights, 0)
+    segments: list[TensorSegment] = [rollout.collect() for _ in range(3)]
+    assert segments[0].memory is not None
+    assert segments[1].memory is not None
+    assert not segments[0].memory.any()
+    assert segments[1].memory.any()
+    # Two segments side by side, as two simulators would hand them over.
+    flat = flatten_segments(segments[1:], CPU)
+    sequences = Sequences(segments[1:], net.memory_size, 4, CPU)
+    seen, _ = sequences.remember(net, flat.obs, flat.boundary_next_obs)
+    log_prob = net.log_prob(net.head(seen), flat.action)
+    np.testing.assert_allclose(log_prob.detach().numpy(), flat.log_prob.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_memory_of_a_simulator_is_emptied_where_an_episode_ends() -> None:
+    env = Counting(4, "cpu", None, True)
+    ppo = PPO(env.spec, PPOConfig(memory="gru", memory_size=8, hidden_sizes=(8,), normalize_obs=False), 0, "cpu", False)
+    rollout = TensorRollout(env, ppo.policy.on(CPU, 0), num_steps=1)
+    rollout.load(ppo.policy.weights, 0)
+    before = rollout.collect()
+    for _ in range(12):
+        segment = rollout.collect()
+        assert segment.memory is not None
+        # Environment 0 begins with an observation of zeros, which leaves nothing to remember.
+        torch.testing.assert_close(segment.memory.any(dim=1)[1:], ~before.ended[0, 1:])
+        before = segment
 
 
 def test_a_segment_in_the_middle_of_an_episode_needs_its_memory() -> None:
@@ -133,8 +171,6 @@ def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:
         PPOConfig(memory="gru", network="toy_networks:linear")
     with pytest.raises(UserError, match="--learner fast is for MLPs without a memory"):
         make(learner="fast")
-    with pytest.raises(UserError, match="leave it out where they are tensors"):
-        scaled_defaults(PPOConfig(memory="gru"), RunScale(is_tensors=True))
     with pytest.raises(UserError, match="--memory-size must be"):
         PPOConfig(memory="gru", memory_size=0)
     with pytest.raises(UserError, match="--sequence-steps must be"):

@@ -16,7 +16,7 @@ from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.sequences import Sequences
 from freerun.algorithms.ppo.training_batch import flatten_segments
-from freerun.core import CollectorSettings, Demand, UserError
+from freerun.core import CollectorSettings, Demand
 from freerun.run.replay_run import replay
 from freerun.settings import registry
 
@@ -118,6 +118,11 @@ def test_a_run_with_lag_is_replayed_bit_for_bit(segment_steps: int | None, run_d
     np.testing.assert_array_equal(again.weights, result.policy.weights)
 
 
-def test_environments_that_are_tensors_are_refused(run_dir: Path) -> None:
-    with pytest.raises(UserError, match="leave it out where they are tensors"):
-        freerun.train("freerun/RoughDrone-v0", mode="batch", memory="gru", quiet=True, run_dir=run_dir)
+@pytest.mark.parametrize("mode", [name for name, mode in registry.MODES.items() if mode.traits.tensors])
+def test_environments_that_are_tensors(mode: str, run_dir: Path) -> None:
+    settings: dict[str, Any] = {"env_args": {"task": "hover"}, "num_envs": 8, "quiet": True}
+    pieces = {"collection_batch_size": 48} if registry.MODES[mode].traits.never_waits else {"num_steps_per_env": 6}
+    settings |= {"memory": "gru", "memory_size": 8, "sequence_steps": 4, "num_epochs": 2, "device": "cpu"}
+    result = freerun.train("freerun/RoughDrone-v0", mode=mode, total_steps=480, run_dir=run_dir, **settings, **pieces)
+    assert result.summary["env_steps"] >= 480
+    assert len(freerun.evaluate(run_dir, episodes=3).returns) == 3

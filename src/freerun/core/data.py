@@ -93,6 +93,8 @@ class TensorSegment:
     seconds: float
     worker: int = 0
     """The worker whose environments these are. Its next segment continues where this one ends."""
+    memory: Tensor | None = None
+    """As that of a `Segment`: what a `MemoryTensorActor` remembered before the first step, [N, memory_size]."""
 
     @property
     def num_steps(self) -> int:

@@ -42,6 +42,17 @@ class TensorActor(Protocol):
         ...
 
 
+@runtime_checkable
+class MemoryTensorActor(TensorActor, Protocol):
+    """A `MemoryPolicy` on the device of a simulator."""
+
+    memory_size: int
+
+    def act_from(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Act as `act` does, and replace the memories [N, memory_size] by those after this step, in place."""
+        ...
+
+
 class Policy(Protocol):
     """The part of an algorithm that travels to the workers: it turns observations into actions."""
 

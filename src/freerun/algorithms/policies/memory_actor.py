@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from freerun.algorithms.policies.action_heads import SingleAct
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor, flat_size, named_views, normalizer
 from freerun.algorithms.policies.numpy_memory import MemoryKind, layout, make_cell
-from freerun.core import Array, Decision, FloatArray, UserError
+from freerun.core import Array, Decision, FloatArray, MemoryTensorActor, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -138,10 +138,11 @@ class MemoryActor:
 
     # ------------------------------------------------------------------------------------------ elsewhere
 
-    def on(self, device: torch.device, seed: int) -> NoReturn:
-        raise UserError(
-            "--memory is for environments that workers step one by one: leave it out where they are tensors"
-        )
+    def on(self, device: torch.device, seed: int) -> MemoryTensorActor:
+        from freerun.algorithms.policies.memory_device_actor import MemoryDeviceActor  # workers do not import torch
+
+        network = self.torch_network()
+        return MemoryDeviceActor(self.spec, network, self.arrays, self._scalar_actions, device, seed, self.memory_size)
 
     def torch_network(self) -> nn.Module:
         """Return a copy of the cell and of the MLP in torch, for export."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -77,6 +78,9 @@ class RecurrentActorCritic(ActorCritic):
         super().__init__(spec, (actor, critic))
         self.memory = make_recurrent_layer(kind, spec.obs_size, size)
         self.memory_size = size if kind == "gru" else 2 * size
+        # The learner lays all weights end to end in a buffer of its own, where cuDNN copies the cell's from: some
+        # microseconds per minibatch, which torch warns of.
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
     def unroll(self, normalized_obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs of the cell [T, B, size] for observations [T, B, row_size], and the memory [B, memory_size] after."""
@@ -104,10 +108,16 @@ class RecurrentNetwork(nn.Module):
     ):
         """`network` is what follows the cell."""
         super().__init__()
-        self.network = network
+        # As layers of this very module, so that all parameters have the names of the policy's arrays.
+        self._names = [name for name, _ in network.named_children()]
+        for name, layer in network.named_children():
+            self.add_module(name, layer)
         self.memory = make_recurrent_layer(kind, num_inputs, size)
         self.memory.load_state_dict({name: torch.from_numpy(arrays[CELL + name].copy()) for name in ARRAYS})
 
     def forward(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         memory = advance(self.memory, obs, memory)
-        return self.network(torch.cat([obs, memory[:, : self.memory.hidden_size]], dim=1)), memory
+        output = torch.cat([obs, memory[:, : self.memory.hidden_size]], dim=1)
+        for name in self._names:
+            output = self.get_submodule(name)(output)
+        return output, memory

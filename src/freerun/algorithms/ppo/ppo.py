@@ -224,7 +224,7 @@ class PPO:
     def _prepare(self, segments: Sequence[AnySegment], version: int) -> tuple[Tensor, TrainingBatch]:
         """The observations before normalisation, and the training batch."""
         tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
-        if tensors:
+        if tensors and self._memory_steps is None:
             # A grid needs no data on the host, so that its computation can be captured too.
             grid = TensorGrid.of(tensors, self._device, version)
             if self.config.normalize_reward:

@@ -137,10 +137,6 @@ class PPOConfig:
 
 def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
     """Return values for what was left open (docs/defaults.md says why these)."""
-    if config.has_memory and scale.is_tensors:
-        raise UserError(
-            "--memory is for environments that workers step one by one: leave it out where they are tensors"
-        )
     usual_steps = max(STEPS_PER_UPDATE, LEAST_STEPS_PER_ENV * scale.num_envs)
     steps = config.steps_per_update or scale.unit_steps or usual_steps
     minibatch_size = config.minibatch_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,46 +14,95 @@ from freerun.algorithms.policies.networks import ActorCritic
 from freerun.algorithms.policies.recurrent_networks import RecurrentActorCritic
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps
 from freerun.algorithms.ppo.objective import ppo_losses
-from freerun.core import AnySegment, Array, LearnerGroup, Segment, UserError
+from freerun.core import AnySegment, Array, FloatArray, LearnerGroup, Segment, TensorSegment, UserError
+
+
+class Stretches(NamedTuple):
+    """What an update holds of each episode without a gap, one entry per stretch, in the order of its boundaries."""
+
+    first: Array
+    """The row of the first step. Rows are numbered as in a `FlatBatch`."""
+    stride: Array
+    """From the row of a step to that of the next one."""
+    length: Array
+    memory: FloatArray
+    """What is remembered before the first step, [stretches, memory_size]."""
+
+    @classmethod
+    def of(cls, segments: Sequence[AnySegment], memory_size: int) -> Stretches:
+        found, first_row = [], 0
+        for ended, memory in _grids(segments):
+            num_steps, width = ended.shape
+            is_boundary = ended.copy()
+            is_boundary[-1:] = True
+            step, column = np.nonzero(is_boundary)  # row by row, as `FlatBatch` numbers boundaries
+            # A stretch begins after the boundary before it in its column. Sorted by column, that one is next to it.
+            order = np.lexsort((step, column))
+            begin = np.zeros_like(step)
+            has_earlier = column[order][1:] == column[order][:-1]
+            begin[order[1:]] = np.where(has_earlier, step[order][:-1] + 1, 0)
+            before = np.zeros((len(step), memory_size), np.float32)
+            if memory is not None:
+                before[begin == 0] = memory[column[begin == 0]]
+            found.append(cls(first_row + begin * width + column, np.full_like(step, width), step - begin + 1, before))
+            first_row += num_steps * width
+        return cls(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def cut(self, start: int, num_steps: int) -> tuple[Array, Array, Array]:
+        """The rows [num_steps, stretches] from step `start` on, where there are any, and the places after the last."""
+        step = start + np.arange(num_steps)[:, None]
+        is_row = step < self.length
+        return np.where(is_row, self.first + self.stride * step, 0), is_row, step == self.length
+
+
+def _grids(segments: Sequence[AnySegment]) -> Iterator[tuple[Array, FloatArray | None]]:
+    """Where episodes end [T, B], and what is remembered before the first step, of each part of a `FlatBatch`."""
+    tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
+    if tensors:  # these stand side by side
+        memories = [segment.memory for segment in tensors if segment.memory is not None]
+        ended = torch.cat([segment.ended for segment in tensors], dim=1).cpu().numpy()
+        yield ended, torch.cat(memories).cpu().numpy() if memories else None
+    for segment in segments:
+        if isinstance(segment, Segment):
+            yield segment.ended, segment.memory
 
 
 class Sequences:
     """The rows of an update, cut into sequences of consecutive steps of one episode.
 
-    Rows are numbered as in a `FlatBatch`. A stretch is what a segment holds of one episode. It begins with nothing
-    remembered, or in the middle of an episode with what the worker's policy remembered there (`Segment.memory`). It is
-    cut into sequences of `max_steps`. What is remembered at the start of each is computed once, with the weights at
-    the start of the update (`remember`), so gradients flow back through at most `max_steps` steps.
+    A stretch begins with nothing remembered, or in the middle of an episode with what the worker's policy remembered
+    there (`Segment.memory`). It is cut into sequences of `max_steps`. What is remembered at the start of each is
+    computed once, with the weights at the start of the update (`remember`), so gradients flow back through at most
+    `max_steps` steps.
     """
 
-    def __init__(self, segments: Sequence[Segment], memory_size: int, max_steps: int, device: torch.device):
-        self._max_steps = max_steps
-        stretches, memories = _stretches(segments, memory_size)
+    def __init__(self, segments: Sequence[AnySegment], memory_size: int, max_steps: int, device: torch.device):
+        stretches = Stretches.of(segments, memory_size)
         self.num_rows = sum(segment.num_steps for segment in segments)
-        self._memory = torch.from_numpy(np.array(memories, np.float32)).reshape(-1, memory_size).to(device)
-        # A stretch is followed by the observation after its last step, whose value the advantages need.
-        inputs = [np.append(rows, self.num_rows + boundary) for boundary, rows in enumerate(stretches)]
+        self._memory = torch.from_numpy(stretches.memory).to(device)
+        longest = int(stretches.length.max(initial=0))
+        max_steps = min(max_steps, longest + 1)
+
+        def tensor(array: Array) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
         self._blocks: list[tuple[Tensor, Tensor, Tensor]] = []
-        sequences: list[Array] = []
-        for first in range(0, max(map(len, inputs), default=0), max_steps):
-            going_on = [number for number, rows in enumerate(inputs) if len(rows) > first]
-            cut = [inputs[number][first : first + max_steps] for number in going_on]
-            grid, mask = _padded(cut)
-            numbers = torch.tensor(going_on)
-            self._blocks.append(
-                (numbers.to(device), torch.from_numpy(grid).to(device), torch.from_numpy(mask).to(device))
-            )
-            sequences += [rows[rows < self.num_rows] for rows in cut]
+        cuts = []
+        # A stretch is followed by the observation after its last step, whose value the advantages need.
+        for start in range(0, longest + 1, max_steps):
+            rows, is_row, is_after = stretches.cut(start, max_steps)
+            here = np.flatnonzero(stretches.length >= start)
+            inputs = np.where(is_after, self.num_rows + np.arange(len(stretches.length)), rows)
+            self._blocks.append((tensor(here), tensor(inputs[:, here]), tensor((is_row | is_after)[:, here])))
+            cuts.append((rows[:, here], is_row[:, here]))
+        grid, mask = (np.concatenate(parts, axis=1) for parts in zip(*cuts, strict=True))
         # Where a block holds nothing of a stretch but the observation after it, there is no sequence to learn from.
-        kept = [number for number, rows in enumerate(sequences) if len(rows)]
-        self._kept = torch.tensor(kept, dtype=torch.int64, device=device)
-        sequences = [sequences[number] for number in kept]
-        grid, mask = _padded(sequences)
-        self._grid, self._mask = torch.from_numpy(grid).to(device), torch.from_numpy(mask).to(device)
-        self._lengths = torch.from_numpy(mask.sum(axis=0)).to(device)
+        kept = np.flatnonzero(mask.any(axis=0))
+        self._kept, self._grid, self._mask = tensor(kept), tensor(grid[:, kept]), tensor(mask[:, kept])
+        self._lengths = self._mask.sum(dim=0)
         self._sequence_of_row, self._step_of_row = torch.zeros((2, self.num_rows), dtype=torch.int64, device=device)
-        steps, numbers_of = torch.nonzero(self._mask, as_tuple=True)
-        self._sequence_of_row[self._grid[self._mask]] = numbers_of
+        steps, numbers = torch.nonzero(self._mask, as_tuple=True)
+        self._sequence_of_row[self._grid[self._mask]] = numbers
         self._step_of_row[self._grid[self._mask]] = steps
 
     @torch.no_grad()
@@ -70,7 +120,7 @@ class Sequences:
             # Stretches that have ended take a memory of padding along, which nobody uses.
             memory[numbers] = after
         self._obs = obs
-        self._starts = torch.cat(starts)[self._kept] if starts else memory
+        self._starts = torch.cat(starts)[self._kept]
         seen = torch.cat([inputs, outputs], dim=1)
         return seen[: self.num_rows], seen[self.num_rows :]
 
@@ -96,36 +146,6 @@ class Sequences:
                     yield self._grid[:, chosen][self._mask[:, chosen]]
 
 
-def _stretches(segments: Sequence[Segment], memory_size: int) -> tuple[list[Array], list[Array]]:
-    """The rows of each stretch, in the order of the boundaries of a `FlatBatch`, and what is remembered before it."""
-    nothing = np.zeros(memory_size, np.float32)
-    stretches, memories, first_row = [], [], 0
-    for segment in segments:
-        num_steps, width = segment.reward.shape
-        rows = first_row + np.arange(num_steps * width).reshape(num_steps, width)
-        is_boundary = segment.ended.copy()
-        is_boundary[-1:] = True
-        begins = [0] * width
-        # Row by row, as `FlatBatch` numbers boundaries.
-        for step, column in np.argwhere(is_boundary).tolist():
-            begin = begins[column]
-            stretches.append(rows[begin : step + 1, column])
-            memories.append(nothing if begin or segment.memory is None else segment.memory[column])
-            begins[column] = step + 1
-        first_row += num_steps * width
-    return stretches, memories
-
-
-def _padded(columns: Sequence[Array]) -> tuple[Array, Array]:
-    """Arrays of any length side by side [T, B], padded with 0, and a mask that is true where they are not padded."""
-    grid = np.zeros((max(map(len, columns), default=0), len(columns)), np.int64)
-    mask = np.zeros(grid.shape, np.bool_)
-    for number, column in enumerate(columns):
-        grid[: len(column), number] = column
-        mask[: len(column), number] = True
-    return grid, mask
-
-
 class SequenceSteps(AutogradSteps):
     """Gradient steps of a network with a memory: every minibatch consists of whole sequences."""
 
@@ -142,8 +162,7 @@ class SequenceSteps(AutogradSteps):
         self, segments: Sequence[AnySegment], max_steps: int
     ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Cut the segments of the next update into sequences; return the `Sequences.remember` of this network."""
-        arrays = [segment for segment in segments if isinstance(segment, Segment)]
-        self.sequences = Sequences(arrays, self._recurrent.memory_size, max_steps, self._weights.device)
+        self.sequences = Sequences(segments, self._recurrent.memory_size, max_steps, self._weights.device)
         return functools.partial(self.sequences.remember, self._recurrent)
 
     @property
