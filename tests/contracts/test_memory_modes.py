@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,18 +93,27 @@ def test_the_learner_goes_on_from_the_memory_of_a_segment(mode: str, own: dict[s
     )
     max_lag = None if registry.MODES[mode].traits.never_waits else 3
     settings = CollectorSettings(options.num_workers or own["num_workers"], max_lag, seed=3)
-    collector = registry.MODES[mode].load()(factory, ppo.policy, settings, options)
-    try:
+    with contextlib.closing(registry.MODES[mode].load()(factory, ppo.policy, settings, options)) as collector:
         collector.publish(ppo.policy.weights, 0)
         segments = [segment for _ in range(4) for segment in collector.collect(Demand(steps=64, whole_episodes=False))]
-    finally:
-        collector.close()
     assert any(segment.memory.any() for segment in segments), "no segment began in the middle of an episode"
     flat = flatten_segments(segments, torch.device("cpu"))
     sequences = Sequences(segments, ppo.net.memory_size, 8, torch.device("cpu"))
     seen, _ = sequences.remember(ppo.net, flat.obs, flat.boundary_next_obs)
     log_prob = ppo.net.log_prob(ppo.net.head(seen), flat.action)
     np.testing.assert_allclose(log_prob.detach().numpy(), flat.log_prob.numpy(), atol=1e-5)
+
+
+def test_workers_do_without_torch() -> None:
+    factory = GymnasiumFactory("toy_envs:WhereAmI")
+    policy = PPO(factory.spec, PPOConfig(memory="gru"), 0, "cpu", False).policy
+    with contextlib.closing(
+        registry.MODES["pipes"].load()(factory, policy, CollectorSettings(2, 0, seed=3))
+    ) as collector:
+        collector.publish(policy.weights, 0)
+        segments = collector.collect(Demand(episodes=4))
+    assert float(np.float32(os.getpid())) not in {float(segment.obs[0, 0, 0]) for segment in segments}
+    assert not any((segment.obs[..., 1] != 0).any() for segment in segments)
 
 
 @pytest.mark.parametrize("segment_steps", [None, 16])
