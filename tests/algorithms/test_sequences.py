@@ -44,13 +44,13 @@ def collected(policy: MemoryActor, num_segments: int, num_envs: int = 3, num_ste
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-@pytest.mark.parametrize("sequence_steps", [1, 3, 64])
-def test_the_learner_remembers_what_the_worker_did(kind: MemoryKind, sequence_steps: int) -> None:
+@pytest.mark.parametrize(("sequence_steps", "burn_in"), [(1, 0), (3, 0), (64, 0), (3, 1), (3, 2), (64, 5)])
+def test_the_learner_remembers_what_the_worker_did(kind: MemoryKind, sequence_steps: int, burn_in: int) -> None:
     """Log-probabilities that are recomputed from the memory at the start of a segment are those of the worker."""
     _, net, policy = make(kind)
     for segments in (collected(policy, 3), collected(policy, 3)[1:], whole_episodes(policy)):
         flat = flatten_segments(segments, CPU)
-        sequences = Sequences(segments, net.memory_size, sequence_steps, CPU)
+        sequences = Sequences(segments, net.memory_size, sequence_steps, CPU, burn_in)
         seen, _ = sequences.remember(net, net.normalize(flat.obs), net.normalize(flat.boundary_next_obs))
         log_prob = net.log_prob(net.head(seen), flat.action)
         np.testing.assert_allclose(log_prob.detach().numpy(), flat.log_prob.numpy(), atol=1e-5)
@@ -141,6 +141,24 @@ def test_gradients_flow_back_as_far_as_a_sequence() -> None:
         assert bool(obs.grad[0].any()) == reaches
 
 
+def test_a_burn_in_renews_what_is_remembered_at_the_start_of_a_sequence() -> None:
+    """After a change of the weights, memories that were computed before are stale; those of a burn-in less so."""
+    _, net, policy = make()
+    episode = max(whole_episodes(policy), key=lambda segment: segment.num_steps)
+    flat = flatten_segments([episode], CPU)
+    every_sequence = []
+    for sequence_steps, burn_in in ((3, 0), (3, 2), (64, 0)):
+        sequences = Sequences([episode], net.memory_size, sequence_steps, CPU, burn_in)
+        sequences.remember(net, flat.obs, flat.boundary_next_obs)
+        every_sequence.append(sequences)
+    with torch.no_grad():
+        net.memory.weight_ih_l0 += 0.5
+        stale, renewed, true = (one.seen(net, torch.arange(episode.num_steps)) for one in every_sequence)
+    assert episode.num_steps > 6
+    assert (renewed - true).abs().max() < 0.7 * (stale - true).abs().max()
+    torch.testing.assert_close(renewed[:3], true[:3])
+
+
 def test_minibatches_hold_every_row_once_an_epoch_and_whole_sequences() -> None:
     _, net, policy = make()
     segments = collected(policy, 4)
@@ -173,5 +191,7 @@ def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:
         make(learner="fast")
     with pytest.raises(UserError, match="--memory-size must be"):
         PPOConfig(memory="gru", memory_size=0)
+    with pytest.raises(UserError, match="--burn-in must be at least 0 and below --sequence-steps"):
+        PPOConfig(memory="gru", burn_in=64)
     with pytest.raises(UserError, match="--sequence-steps must be"):
         PPOConfig(memory="gru", sequence_steps=0)

@@ -239,8 +239,8 @@ class PPO:
             grid_reward, grid_ended = flat.reward[flat.rows].cpu(), flat.ended[flat.rows].cpu()
             factor = self.reward_scale(segments, grid_reward, grid_ended, self._learner_group, flat.mask.cpu())
             reward = scaled_reward(reward, factor)
-        steps, max_steps = self._memory_steps, self.config.sequence_steps
-        remember = None if steps is None else steps.arrange(segments, max_steps)
+        steps = self._memory_steps
+        remember = None if steps is None else steps.arrange(segments, self.config)
         return flat.obs, prepare_flat_batch(self.net, self.config, flat, reward, version, remember)
 
     def _prepare_grid(self, *grid: Tensor) -> TrainingBatch:

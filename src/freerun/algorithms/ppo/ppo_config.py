@@ -92,6 +92,9 @@ class PPOConfig:
     """The units of that cell."""
     sequence_steps: int = 64
     """With --memory: the steps through which gradients flow back in time. Minibatches consist of such sequences."""
+    burn_in: int = 0
+    """With --memory: steps before each sequence that every gradient step goes through again without learning from them,
+    so that what is remembered at its start is that of the newest weights."""
     initial_log_std: float = 0.0
     """For actions in a Box: the logarithm of their deviation before anything is learned. At 0 most actions of an
     environment with a range of ±1 are cut off at its ends, and -1 often learns more."""
@@ -119,6 +122,8 @@ class PPOConfig:
             raise UserError(f"--value-clip must be above 0, not {self.value_clip:g}")
         if self.has_memory and self.network is not None:
             raise UserError("--memory is a cell of freerun's own network: leave it out where --network names yours")
+        if not 0 <= self.burn_in < self.sequence_steps:
+            raise UserError(f"--burn-in must be at least 0 and below --sequence-steps, not {self.burn_in}")
         if self.clip_range <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
             raise UserError("--learning-rate and --clip-range must be above 0")
 

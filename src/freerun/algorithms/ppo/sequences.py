@@ -14,6 +14,7 @@ from freerun.algorithms.policies.networks import ActorCritic
 from freerun.algorithms.policies.recurrent_networks import RecurrentActorCritic
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps
 from freerun.algorithms.ppo.objective import ppo_losses
+from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import AnySegment, Array, FloatArray, LearnerGroup, Segment, TensorSegment, UserError
 
 
@@ -73,10 +74,18 @@ class Sequences:
     A stretch begins with nothing remembered, or in the middle of an episode with what the worker's policy remembered
     there (`Segment.memory`). It is cut into sequences of `max_steps`. What is remembered at the start of each is
     computed once, with the weights at the start of the update (`remember`), so gradients flow back through at most
-    `max_steps` steps.
+    `max_steps` steps. With `burn_in`, it is computed that many steps before the start, and every gradient step goes
+    through them anew, with its own weights but without gradients (Kapturowski et al. 2019).
     """
 
-    def __init__(self, segments: Sequence[AnySegment], memory_size: int, max_steps: int, device: torch.device):
+    def __init__(
+        self,
+        segments: Sequence[AnySegment],
+        memory_size: int,
+        max_steps: int,
+        device: torch.device,
+        burn_in: int = 0,
+    ):
         stretches = Stretches.of(segments, memory_size)
         self.num_rows = sum(segment.num_steps for segment in segments)
         self._memory = torch.from_numpy(stretches.memory).to(device)
@@ -88,17 +97,23 @@ class Sequences:
 
         self._blocks: list[tuple[Tensor, Tensor, Tensor]] = []
         cuts = []
+        starts = range(0, longest + 1, max_steps)
+        # A block begins where the memory of its sequences must be known, and ends where the next one begins.
+        begins = [max(0, start - burn_in) for start in starts]
         # A stretch is followed by the observation after its last step, whose value the advantages need.
-        for start in range(0, longest + 1, max_steps):
-            rows, is_row, is_after = stretches.cut(start, max_steps)
-            here = np.flatnonzero(stretches.length >= start)
+        for start, begin, end in zip(starts, begins, [*begins[1:], longest + 1], strict=True):
+            rows, is_row, is_after = stretches.cut(begin, end - begin)
+            here = np.flatnonzero(stretches.length >= begin)
             inputs = np.where(is_after, self.num_rows + np.arange(len(stretches.length)), rows)
             self._blocks.append((tensor(here), tensor(inputs[:, here]), tensor((is_row | is_after)[:, here])))
-            cuts.append((rows[:, here], is_row[:, here]))
-        grid, mask = (np.concatenate(parts, axis=1) for parts in zip(*cuts, strict=True))
-        # Where a block holds nothing of a stretch but the observation after it, there is no sequence to learn from.
+            rows, is_row, _ = stretches.cut(start, max_steps)
+            before, is_before, _ = stretches.cut(begin, burn_in)
+            cuts.append((rows[:, here], is_row[:, here], before[:, here], (is_before & (start > 0))[:, here]))
+        grid, mask, before, is_before = (np.concatenate(parts, axis=1) for parts in zip(*cuts, strict=True))
+        # Where a block holds nothing of a stretch but what is before or after it, there is no sequence to learn from.
         kept = np.flatnonzero(mask.any(axis=0))
         self._kept, self._grid, self._mask = tensor(kept), tensor(grid[:, kept]), tensor(mask[:, kept])
+        self._before, self._has_before = tensor(before[:, kept]), tensor(is_before[:, kept].any(axis=0))
         self._lengths = self._mask.sum(dim=0)
         self._sequence_of_row, self._step_of_row = torch.zeros((2, self.num_rows), dtype=torch.int64, device=device)
         steps, numbers = torch.nonzero(self._mask, as_tuple=True)
@@ -127,8 +142,13 @@ class Sequences:
     def seen(self, net: RecurrentActorCritic, rows: Tensor) -> Tensor:
         """What the heads see of some rows, with gradients: their sequences are unrolled from the start."""
         numbers, place = torch.unique(self._sequence_of_row[rows], return_inverse=True)
-        num_steps = int(self._lengths[numbers].max()) if len(numbers) else 0
-        outputs, _ = net.unroll(self._obs[self._grid[:num_steps, numbers]], self._starts[numbers])
+        num_steps = int(self._lengths[numbers].max())
+        memory = self._starts[numbers]
+        if len(self._before):
+            with torch.no_grad():
+                _, after = net.unroll(self._obs[self._before[:, numbers]], memory)
+            memory = torch.where(self._has_before[numbers, None], after, memory)
+        outputs, _ = net.unroll(self._obs[self._grid[:num_steps, numbers]], memory)
         return torch.cat([self._obs[rows], outputs[self._step_of_row[rows], place]], dim=1)
 
     def draw(self, num_epochs: int, minibatch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -159,10 +179,11 @@ class SequenceSteps(AutogradSteps):
             raise UserError("several learners cannot share sequences of steps: leave out --num-learners or --memory")
 
     def arrange(
-        self, segments: Sequence[AnySegment], max_steps: int
+        self, segments: Sequence[AnySegment], config: PPOConfig
     ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Cut the segments of the next update into sequences; return the `Sequences.remember` of this network."""
-        self.sequences = Sequences(segments, self._recurrent.memory_size, max_steps, self._weights.device)
+        size, device = self._recurrent.memory_size, self._weights.device
+        self.sequences = Sequences(segments, size, config.sequence_steps, device, config.burn_in)
         return functools.partial(self.sequences.remember, self._recurrent)
 
     @property
