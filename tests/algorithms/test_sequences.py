@@ -152,7 +152,7 @@ def test_a_burn_in_renews_what_is_remembered_at_the_start_of_a_sequence() -> Non
         sequences.remember(net, flat.obs, flat.boundary_next_obs)
         every_sequence.append(sequences)
     with torch.no_grad():
-        net.memory.weight_ih_l0 += 0.5
+        net.memory.get_parameter("weight_ih_l0").add_(0.5)
         stale, renewed, true = (one.seen(net, torch.arange(episode.num_steps)) for one in every_sequence)
     assert episode.num_steps > 6
     assert (renewed - true).abs().max() < 0.7 * (stale - true).abs().max()

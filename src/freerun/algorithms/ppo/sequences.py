@@ -113,7 +113,7 @@ class Sequences:
         # Where a block holds nothing of a stretch but what is before or after it, there is no sequence to learn from.
         kept = np.flatnonzero(mask.any(axis=0))
         self._kept, self._grid, self._mask = tensor(kept), tensor(grid[:, kept]), tensor(mask[:, kept])
-        self._before, self._has_before = tensor(before[:, kept]), tensor(is_before[:, kept].any(axis=0))
+        self._before, self._has_before = tensor(before[:, kept]), tensor(is_before[:, kept]).any(dim=0)
         self._lengths = self._mask.sum(dim=0)
         self._sequence_of_row, self._step_of_row = torch.zeros((2, self.num_rows), dtype=torch.int64, device=device)
         steps, numbers = torch.nonzero(self._mask, as_tuple=True)
