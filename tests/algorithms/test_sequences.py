@@ -164,7 +164,7 @@ def test_minibatches_hold_every_row_once_an_epoch_and_whole_sequences() -> None:
     segments = collected(policy, 4)
     sequences = Sequences(segments, net.memory_size, 5, CPU)
     num_rows = sum(segment.num_steps for segment in segments)
-    drawn = list(sequences.draw(2, 20, torch.Generator().manual_seed(0)))
+    drawn = list(sequences.draw(20, 2, torch.Generator().manual_seed(0)))
     assert len(drawn) == 2 * round(num_rows / 20)
     for epoch in (drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]):
         assert sorted(torch.cat(epoch).tolist()) == list(range(num_rows))
@@ -182,6 +182,21 @@ def test_lag_is_corrected_with_the_memory(lag_correction: Any) -> None:
         assert metrics["approx_kl"] < 1e-10
         assert metrics["clip_fraction"] == 0
         assert metrics["bad_gradients"] == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_a_gpu_learns_what_a_cpu_learns(kind: MemoryKind) -> None:
+    updated = []
+    for device in ("cpu", "cuda"):
+        config = PPOConfig(memory=kind, memory_size=8, hidden_sizes=(8,), sequence_steps=3, num_epochs=1, burn_in=1)
+        ppo = PPO(MAZE.spec, config, 0, device, False)
+        assert isinstance(ppo.policy, MemoryActor)
+        ppo.observe(collected(ppo.policy, 3))
+        # One minibatch, because a GPU shuffles in another order.
+        ppo.update(0, 0.0)
+        updated.append(ppo.policy.weights.copy())
+    np.testing.assert_allclose(updated[0], updated[1], atol=1e-4)
 
 
 def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:

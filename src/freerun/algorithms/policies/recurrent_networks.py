@@ -100,6 +100,13 @@ class RecurrentActorCritic(ActorCritic):
         return {**super().worker_arrays(), **cell}
 
 
+def make_actor_critic(
+    spec: ActorSpec, own_networks: tuple[nn.Module, nn.Module] | None, memory: MemoryKind, memory_size: int
+) -> ActorCritic:
+    """The networks of PPO, with or without a memory."""
+    return ActorCritic(spec, own_networks) if memory == "none" else RecurrentActorCritic(spec, memory, memory_size)
+
+
 class RecurrentNetwork(nn.Module):
     """The policy's part, from its arrays, for export: (normalised observations, memory) -> (outputs, memory)."""
 

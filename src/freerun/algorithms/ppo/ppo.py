@@ -22,7 +22,7 @@ from freerun.algorithms.learners.shared_update import (
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
-from freerun.algorithms.policies.recurrent_networks import RecurrentActorCritic
+from freerun.algorithms.policies.recurrent_networks import make_actor_critic
 from freerun.algorithms.policies.running_moments import RunningMoments, needs_normalizing
 from freerun.algorithms.policies.torch_actor import TorchActor, build
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
@@ -154,9 +154,7 @@ class PPO:
             if network is not None:
                 actor = build(network, env.policy_space, spec.output_size)
                 own_networks = actor, build(network, env.critic_space, 1)
-            net = ActorCritic(spec, own_networks)
-            if config.has_memory:
-                net = RecurrentActorCritic(spec, config.memory, config.memory_size)
+            net = make_actor_critic(spec, own_networks, config.memory, config.memory_size)
             if spec.gaussian_size:
                 net.log_std.data.fill_(config.initial_log_std)
         policy: Policy
@@ -253,10 +251,8 @@ class PPO:
     def _draw(self, minibatches: Minibatches) -> list[Tensor]:
         """All are drawn even if the update ends early, so the next one draws the same as after a recorded update."""
         assert self.config.num_epochs is not None  # `with_sizes`
-        if self._memory_steps is not None:
-            draw = self._memory_steps.sequences.draw
-            return list(draw(self.config.num_epochs, minibatches.minibatch_size, self._shuffle))
-        return list(minibatches.draw(self.config.num_epochs, self._shuffle))
+        draw = minibatches.draw if self._memory_steps is None else self._memory_steps.draws(minibatches.minibatch_size)
+        return list(draw(self.config.num_epochs, self._shuffle))
 
     def _run_epochs(
         self, batch: TrainingBatch, joined: JoinedRows, advantage_of_all: Tensor, minibatches: Sequence[Tensor]

@@ -151,7 +151,7 @@ class Sequences:
         outputs, _ = net.unroll(self._obs[self._grid[:num_steps, numbers]], memory)
         return torch.cat([self._obs[rows], outputs[self._step_of_row[rows], place]], dim=1)
 
-    def draw(self, num_epochs: int, minibatch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    def draw(self, minibatch_size: int, num_epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
         """The rows of every minibatch: whole sequences in a new random order each epoch, of about this many steps."""
         per_epoch = max(1, round(self.num_rows / minibatch_size))
         for _ in range(num_epochs):
@@ -185,6 +185,10 @@ class SequenceSteps(AutogradSteps):
         size, device = self._recurrent.memory_size, self._weights.device
         self.sequences = Sequences(segments, size, config.sequence_steps, device, config.burn_in)
         return functools.partial(self.sequences.remember, self._recurrent)
+
+    def draws(self, minibatch_size: int) -> Callable[[int, torch.Generator], Iterator[Tensor]]:
+        """Return the `Sequences.draw` of minibatches of this size."""
+        return functools.partial(self.sequences.draw, minibatch_size)
 
     @property
     def _recurrent(self) -> RecurrentActorCritic:
