@@ -14,7 +14,8 @@ from freerun.algorithms.policies.memory_actor import MemoryActor, restore_numpy
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.numpy_memory import GRU, LSTM, MemoryKind
 from freerun.algorithms.policies.recurrent_networks import RecurrentActorCritic
-from freerun.core import FloatArray, MemoryPolicy, UserError, empty_memory
+from freerun.collecting.env_args_channel import EnvArgsChannel, with_env_args
+from freerun.core import FloatArray, UserError, as_memory_policy, empty_memory
 
 KINDS: list[MemoryKind] = ["gru", "lstm"]
 SPECS = {
@@ -137,7 +138,7 @@ def test_it_is_pickled_and_restored_with_its_weights(kind: MemoryKind) -> None:
     net, actor = make(kind, "discrete")
     obs = observations(net)[0]
     for copy in (pickle.loads(pickle.dumps(actor)), restore_numpy(actor.arrays, actor.describe())):
-        assert isinstance(copy, MemoryPolicy)
+        assert as_memory_policy(copy) is not None
         np.testing.assert_array_equal(copy.act(obs, None).head, actor.act(obs, None).head)
     wrong: list[dict[str, Any]] = [{"memory": "elman"}, {"memory_size": 0}, {"memory_size": 7}]
     for change in wrong:
@@ -147,3 +148,7 @@ def test_it_is_pickled_and_restored_with_its_weights(kind: MemoryKind) -> None:
 
 def test_only_policies_with_a_memory_have_one() -> None:
     assert empty_memory(MLPActor(SPECS["discrete"], scalar_actions=True), 2) is None
+    # A policy that wraps another one, for changed arguments of environments, has its memory.
+    memory = empty_memory(with_env_args(make("lstm", "discrete")[1], EnvArgsChannel()), 2)
+    assert memory is not None
+    assert memory.shape == (2, 2 * SIZE)

@@ -20,7 +20,7 @@ from freerun.algorithms.ppo.training_batch import flatten_segments
 from freerun.collecting.rollouts.rollout import Rollout, next_from
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
-from freerun.core import Segment, TensorSegment, UserError
+from freerun.core import Segment, SingleLearner, TensorSegment, UserError
 from freerun_envs.drone_sim import RoughDroneSim
 
 CPU = torch.device("cpu")
@@ -199,7 +199,15 @@ def test_a_gpu_learns_what_a_cpu_learns(kind: MemoryKind) -> None:
     np.testing.assert_allclose(updated[0], updated[1], atol=1e-4)
 
 
+class SecondLearner(SingleLearner):
+    """One of two learners."""
+
+    count = 2
+
+
 def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:
+    with pytest.raises(UserError, match="leave out --num-learners or --memory"):
+        PPO(MAZE.spec, PPOConfig(memory="gru"), 0, "cpu", True, SecondLearner())
     with pytest.raises(UserError, match="leave it out where --network names yours"):
         PPOConfig(memory="gru", network="toy_networks:linear")
     with pytest.raises(UserError, match="--learner fast is for MLPs without a memory"):

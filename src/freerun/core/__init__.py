@@ -84,6 +84,7 @@ from freerun.core.protocols import (
     Tunable,
     TunableCollector,
     WarmStartable,
+    as_memory_policy,
     background_stages,
     empty_memory,
 )
@@ -200,6 +201,7 @@ __all__ = [
     "WorkerDied",
     "WorkerHung",
     "WorkerLocation",
+    "as_memory_policy",
     "background_stages",
     "callable_name",
     "empty_memory",

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -97,7 +97,6 @@ class Policy(Protocol):
         ...
 
 
-@runtime_checkable
 class MemoryPolicy(Policy, Protocol):
     """A policy whose actions also depend on what it has seen before in the episode (`--memory`).
 
@@ -116,9 +115,18 @@ class MemoryPolicy(Policy, Protocol):
         ...
 
 
+def as_memory_policy(policy: Policy) -> MemoryPolicy | None:
+    """Return a policy as one with a memory; None if it has none.
+
+    `isinstance` would not do: since Python 3.12 it does not see what a policy passes on from one that it wraps.
+    """
+    return cast(MemoryPolicy, policy) if getattr(policy, "memory_size", 0) else None
+
+
 def empty_memory(policy: Policy, num_envs: int) -> FloatArray | None:
     """Return the memory of environments whose episodes begin; None for a policy without a memory."""
-    return np.zeros((num_envs, policy.memory_size), np.float32) if isinstance(policy, MemoryPolicy) else None
+    remembering = as_memory_policy(policy)
+    return None if remembering is None else np.zeros((num_envs, remembering.memory_size), np.float32)
 
 
 class Collector(Protocol):

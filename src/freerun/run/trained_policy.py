@@ -21,7 +21,7 @@ from freerun.adapters.space_adapter import (
     policy_part,
     without_mask,
 )
-from freerun.core import Array, Decision, EnvSpaces, FloatArray, MemoryPolicy, Policy, UserError
+from freerun.core import Array, Decision, EnvSpaces, FloatArray, Policy, UserError, as_memory_policy
 
 if TYPE_CHECKING:
     from freerun.settings.config import AnyConfig
@@ -46,7 +46,7 @@ class TrainedPolicy:
         """The policy as workers use it. It takes flat observations, and its actions are not clipped yet."""
         self.has_mask = bool(actor.describe().get("has_mask", False))
         """True if `predict` must be told which actions are allowed."""
-        self._remembering = actor if isinstance(actor, MemoryPolicy) else None
+        self._remembering = as_memory_policy(actor)
         self._names = names_without_mask(env_spaces.observation) if self.has_mask else ()
         self.observation_space, self.action_space = policy_part(env_spaces, self.has_mask), env_spaces.action
         self._has_groups = has_groups(without_mask(env_spaces.observation) if self.has_mask else env_spaces.observation)

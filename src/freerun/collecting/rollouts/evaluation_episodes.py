@@ -18,6 +18,7 @@ from freerun.core import (
     RunSeed,
     Segment,
     VectorEnv,
+    as_memory_policy,
 )
 
 
@@ -47,7 +48,8 @@ class GreedyMemoryPolicy(GreedyPolicy):
 
 def greedy(policy: Policy) -> GreedyPolicy:
     """Return a policy that takes the most likely actions of this one."""
-    return GreedyMemoryPolicy(policy) if isinstance(policy, MemoryPolicy) else GreedyPolicy(policy)
+    remembering = as_memory_policy(policy)
+    return GreedyPolicy(policy) if remembering is None else GreedyMemoryPolicy(remembering)
 
 
 def play(env: VectorEnv, policy: Policy, seed: RunSeed, num_episodes: int) -> Iterator[Segment]:

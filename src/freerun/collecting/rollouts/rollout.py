@@ -20,11 +20,11 @@ from freerun.core import (
     Array,
     Decision,
     FloatArray,
-    MemoryPolicy,
     Policy,
     RunSeed,
     Segment,
     VectorEnv,
+    as_memory_policy,
     empty_memory,
     episode_seed,
 )
@@ -80,7 +80,8 @@ class Rollout:
         self._episode_of_env: list[RunningEpisode | None] = [None] * env.num_envs
         self._running: list[RunningEpisode] = []  # the same without None, so that a step need not search
         self._memory = empty_memory(policy, env.num_envs)
-        self._act_from = policy.act_from if isinstance(policy, MemoryPolicy) else None
+        remembering = as_memory_policy(policy)
+        self._act_from = None if remembering is None else remembering.act_from
         self._padded_action = np.zeros((env.num_envs, *env.spec.action_shape), env.spec.action_space.dtype)
 
     def load(self, weights: FloatArray, version: int) -> None:

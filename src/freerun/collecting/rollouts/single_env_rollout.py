@@ -24,10 +24,10 @@ from freerun.core import (
     Array,
     EnvSpec,
     FloatArray,
-    MemoryPolicy,
     Policy,
     RunSeed,
     Segment,
+    as_memory_policy,
     empty_memory,
     episode_rng,
     episode_seed,
@@ -74,9 +74,10 @@ class SingleEnvRollout:
 
     def _bind_policy(self) -> Callable[[Array, FloatArray, FloatArray], Any]:
         """Return the policy as a function of one observation, with the weights of now."""
-        if self._memory is None or not isinstance(self._policy, MemoryPolicy):
+        remembering = as_memory_policy(self._policy)
+        if self._memory is None or remembering is None:
             return self._policy.single()
-        return self._policy.single_from(self._memory[0])
+        return remembering.single_from(self._memory[0])
 
     def episodes(self, next_episode: NextEpisode) -> Iterator[Segment]:
         """Yield whole episodes, until there is no next one."""

@@ -14,12 +14,12 @@ from freerun.core import (
     Acceleration,
     EnvFailure,
     FloatArray,
-    MemoryPolicy,
     MemoryTensorActor,
     Policy,
     TensorActor,
     TensorEnv,
     TensorSegment,
+    as_memory_policy,
     empty_memory,
 )
 from freerun.cuda_graphs import GraphedStep, fused
@@ -180,9 +180,9 @@ def play_tensors(env: TensorEnv, policy: Policy, seed: int) -> tuple[list[float]
     total, length = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
     is_running = np.ones(env.num_envs, bool)
     act, memory, obs = policy.act, empty_memory(policy, env.num_envs), env.reset()
-    if isinstance(policy, MemoryPolicy) and memory is not None:
+    if (remembering := as_memory_policy(policy)) is not None and memory is not None:
         # Only first episodes count, so no memory need be emptied.
-        act = functools.partial(policy.act_from, memory=memory)
+        act = functools.partial(remembering.act_from, memory=memory)
     while is_running.any():
         noise = policy.draw(rng, env.num_envs)
         action = torch.from_numpy(act(obs.cpu().numpy(), noise).action).to(env.device)
