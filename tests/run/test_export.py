@@ -16,7 +16,7 @@ from gymnasium import spaces
 import freerun
 from freerun.core import UserError
 from freerun.run.export_formats import FORMATS, run_trained
-from freerun.run.exported_module import observation_parts
+from freerun.run.exported_module import ExtendedObservation, observation_parts
 from freerun.run.parity import TOLERANCE, draw
 from freerun.tools.cli.main import main
 
@@ -43,6 +43,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "masked": ("toy_envs:Masked", {**QUICK, "env_args": {"masks": "observation"}, "normalize_obs": True}),
     "masked pairs": ("toy_envs:Masked", {**QUICK, "env_args": {"kind": "multidiscrete"}}),
     "masked own": ("toy_envs:MaskedByMethod", {**QUICK, "network": "toy_networks:layered"}),
+    "gru": ("toy_envs:OneBit", {**QUICK, "env_args": {"kind": "discrete"}, "memory": "gru", "memory_size": 8}),
+    "lstm": ("Pendulum-v1", {**PENDULUM, "memory": "lstm", "memory_size": 8, "steps_per_update": 50}),
+    "masked gru": ("toy_envs:Masked", {**QUICK, "env_args": {"kind": "multidiscrete"}, "memory": "gru"}),
     "sac": ("Pendulum-v1", {**OFF_POLICY, "algo": "sac"}),
     "dqn": ("toy_envs:OneBit", {**OFF_POLICY, "algo": "dqn", "env_args": {"kind": "discrete"}}),
     "mbpo": ("Pendulum-v1", {**OFF_POLICY, "algo": "mbpo", **SMALL_MODEL}),
@@ -92,6 +95,26 @@ def test_every_format_of_every_policy_acts_as_the_trained_one(name: str, to: str
     if policy.has_logits:
         np.testing.assert_allclose(theirs.logits, ours.logits, rtol=TOLERANCE, atol=TOLERANCE)  # type: ignore[arg-type]
     np.testing.assert_allclose(run(unseen[:1]).action, ours.action[:1], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_a_file_with_a_memory_goes_on_from_what_it_returned(runs: dict[str, Path], tmp_path: Path) -> None:
+    """As a robot runs it: zeros when an episode begins, and then the memory that the step before has returned."""
+    policy = freerun.load_policy(runs["gru"])
+    kind = FORMATS["torchscript"]
+    kind.write(policy, tmp_path / "policy.pt")
+    run, ours = kind.open(tmp_path / "policy.pt", policy), policy.new_memory()
+    theirs, rng = policy.new_memory(), np.random.default_rng(0)
+    for obs in rng.random((20, 2)).astype(np.float32):
+        expected = policy.logits(obs, memory=ours)
+        outputs = run([ExtendedObservation(obs, memory=theirs)])
+        assert outputs.logits is not None
+        assert outputs.next_memory is not None
+        np.testing.assert_allclose(outputs.logits[0], expected, atol=TOLERANCE)
+        theirs = outputs.next_memory[0]
+    np.testing.assert_allclose(theirs, ours, atol=TOLERANCE)
+    contract = json.loads(freerun.export(runs["gru"], "numpy").contract_path.read_text())
+    names = [[entry["name"] for entry in contract[part]] for part in ("inputs", "outputs")]
+    assert names == [["observation", "memory"], ["action", "logits", "next_memory"]]
 
 
 def test_actions_are_clipped_to_the_limits_of_the_environment(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -83,6 +83,21 @@ def test_a_segment_longer_than_a_slot_travels_in_parts(num_steps: int) -> None:
     assert_same(join(parts), whole)
 
 
+@pytest.mark.parametrize("num_steps", [8, 20])
+def test_the_memory_at_the_start_of_a_segment_goes_along(num_steps: int) -> None:
+    spec = SPECS["vector"]
+    shared = Slots(processes.context(), 3, 8, 2, spec, memory_size=5)
+    whole = segment(spec, num_steps, 2, 3)
+    for memory in (np.arange(10, dtype=np.float32).reshape(2, 5), None):
+        whole.memory = memory
+        starts = range(0, num_steps, 8)
+        for number, start in enumerate(starts):
+            shared.write(number, 5, whole, start)
+        found = join([shared.read(number).segment for number in range(len(starts))])
+        np.testing.assert_array_equal(found.memory, np.zeros((2, 5)) if memory is None else memory)
+        assert_same(found, whole)
+
+
 def test_a_read_of_what_was_never_written_is_an_error() -> None:
     shared = Slots(processes.context(), 2, 8, 1, SPECS["vector"])
     with pytest.raises(RuntimeError, match="slot 1 was announced but never written"):

@@ -19,6 +19,10 @@ BUILT_IN = {
         "freerun_envs.rough_drone:RoughDroneV1",
         "the same drone, but in explore speed costs nothing, so that the return counts what was seen",
     ),
+    "freerun/TMaze-v0": (
+        "freerun_envs.t_maze:TMaze",
+        "2 observations, 3 actions: a signal at the entrance says which way to turn at the end; needs a --memory",
+    ),
     "cyborg/CAGE2-v0": (
         "freerun.adapters.cyborg:CAGE2",
         "CAGE challenge 2 in your own copy of CybORG (cyborg_path): the same numbers, the original simulator",

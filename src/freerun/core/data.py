@@ -40,6 +40,9 @@ class Segment:
     after_gap: NDArray[np.bool_] | None = None
     """True where earlier steps of the same episode are missing, because a queue has dropped them or hands them over
     later: nobody may take its return and length for those of a whole episode. None where nothing is missing."""
+    memory: FloatArray | None = None
+    """What a `MemoryPolicy` remembered before the first step, [B, memory_size]. None where that is nothing: where
+    episodes begin, and for policies without a memory."""
 
     @property
     def num_steps(self) -> int:
@@ -53,18 +56,19 @@ class Segment:
         """Return a copy with its own arrays, for a segment whose arrays will be overwritten."""
         arrays = {name: getattr(self, name).copy() for name in SEGMENT_ARRAYS}
         after_gap = None if self.after_gap is None else self.after_gap.copy()
-        return Segment(**arrays, seconds=self.seconds, after_gap=after_gap)
+        memory = None if self.memory is None else self.memory.copy()
+        return Segment(**arrays, seconds=self.seconds, after_gap=after_gap, memory=memory)
 
     def part(self, start: int, stop: int, column: int) -> Segment:
-        """Return the steps from `start` to `stop` of one environment, in arrays of their own."""
+        """Return the steps from `start` to `stop` of one environment, in arrays of their own and without memory."""
         here = (slice(start, stop), slice(column, column + 1))
         arrays = {name: getattr(self, name)[here].copy() for name in SEGMENT_ARRAYS}
         after_gap = None if self.after_gap is None else self.after_gap[here].copy()
         return Segment(**arrays, seconds=self.seconds, after_gap=after_gap)
 
 
-# Without `seconds`, which is a number, and `after_gap`, which most segments do not have.
-SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name not in ("seconds", "after_gap"))
+# Without `seconds`, which is a number, and those that most segments do not have.
+SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name not in ("seconds", "after_gap", "memory"))
 
 
 @dataclass
@@ -89,6 +93,8 @@ class TensorSegment:
     seconds: float
     worker: int = 0
     """The worker whose environments these are. Its next segment continues where this one ends."""
+    memory: Tensor | None = None
+    """As that of a `Segment`: what a `MemoryTensorActor` remembered before the first step, [N, memory_size]."""
 
     @property
     def num_steps(self) -> int:

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -39,6 +39,17 @@ class TensorActor(Protocol):
 
     def act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions for [N, ...] observations, and their log-probabilities."""
+        ...
+
+
+@runtime_checkable
+class MemoryTensorActor(TensorActor, Protocol):
+    """A `MemoryPolicy` on the device of a simulator."""
+
+    memory_size: int
+
+    def act_from(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Act as `act` does, and replace the memories [N, memory_size] by those after this step, in place."""
         ...
 
 
@@ -84,6 +95,38 @@ class Policy(Protocol):
     def on(self, device: torch.device, seed: int) -> TensorActor:
         """Return the same policy for observations that are tensors. It samples with a generator of its own."""
         ...
+
+
+class MemoryPolicy(Policy, Protocol):
+    """A policy whose actions also depend on what it has seen before in the episode (`--memory`).
+
+    Whoever steps environments keeps the memory of each: `memory_size` numbers, all 0 when an episode begins. `act` and
+    `single` are for observations at that point.
+    """
+
+    memory_size: int
+
+    def act_from(self, obs: Array, noise: FloatArray | None, memory: FloatArray) -> Decision:
+        """Act as `act` does, and replace the memories [B, memory_size] by those after this step."""
+        ...
+
+    def single_from(self, memory: FloatArray) -> Callable[[Array, FloatArray, FloatArray], Any]:
+        """Return a fast `act_from` for one observation, as `single` does. It keeps the memory in this array."""
+        ...
+
+
+def as_memory_policy(policy: Policy) -> MemoryPolicy | None:
+    """Return a policy as one with a memory; None if it has none.
+
+    `isinstance` would not do: since Python 3.12 it does not see what a policy passes on from one that it wraps.
+    """
+    return cast(MemoryPolicy, policy) if getattr(policy, "memory_size", 0) else None
+
+
+def empty_memory(policy: Policy, num_envs: int) -> FloatArray | None:
+    """Return the memory of environments whose episodes begin; None for a policy without a memory."""
+    remembering = as_memory_policy(policy)
+    return None if remembering is None else np.zeros((num_envs, remembering.memory_size), np.float32)
 
 
 class Collector(Protocol):

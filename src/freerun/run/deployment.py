@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from freerun.adapters.space_adapter import SpaceAdapter, policy_part
 from freerun.adapters.tensor_envs import is_only_tensors
+from freerun.algorithms.policies.memory_actor import MemoryActor, restore_numpy
 from freerun.algorithms.policies.mlp_actor import MLPActor
 from freerun.core import EnvSpaces, EnvSpec, UserError
 from freerun.persistence import checkpoint
@@ -79,10 +80,12 @@ class SavedPolicy:
             raise UserError(f"{self.policy_path} holds a network that does not fit the spaces of its environment")
         return TrainedPolicy(actor, env_spaces, self.settings, seed)
 
-    def _restore(self, file: PolicyFile, env_spec: EnvSpec, trust: Sequence[str]) -> MLPActor | TorchActor:
+    def _restore(
+        self, file: PolicyFile, env_spec: EnvSpec, trust: Sequence[str]
+    ) -> MLPActor | MemoryActor | TorchActor:
         if file.description.get("kind") != "torch":
-            return MLPActor.restore(file.arrays, file.description)
-        from freerun.algorithms.policies.torch_actor import TorchActor  # only here: an MLP needs no torch
+            return restore_numpy(file.arrays, file.description)
+        from freerun.algorithms.policies.torch_actor import TorchActor  # only here: others need no torch
 
         config = self.settings(trust)
         network = config.algorithm.network if find_algorithm(config.algo).traits.has_network else None

@@ -11,7 +11,7 @@ import numpy as np
 from freerun.adapters.catalog import ENV_SETTINGS
 from freerun.adapters.env_adapter import SerialEnvs
 from freerun.adapters.tensor_envs import is_only_tensors
-from freerun.collecting.rollouts.evaluation_episodes import GreedyPolicy, play
+from freerun.collecting.rollouts.evaluation_episodes import greedy, play
 from freerun.core import EnvSpaces, HeldOutSeed, Policy, Purpose, UserError, episode_seed
 from freerun.run.deployment import SavedPolicy
 from freerun.run.filming import Camera
@@ -118,7 +118,7 @@ def _actor(
     source: SavedPolicy | TrainedPolicy, env_spaces: EnvSpaces, deterministic: bool, trust: Sequence[str]
 ) -> Policy:
     policy = source.load(trust, env_spaces=env_spaces) if isinstance(source, SavedPolicy) else source
-    return GreedyPolicy(policy.actor) if deterministic else policy.actor
+    return greedy(policy.actor) if deterministic else policy.actor
 
 
 def _evaluate_tensors(

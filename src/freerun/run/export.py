@@ -18,7 +18,7 @@ from freerun.persistence.space_codec import describe_limits
 from freerun.run import parity
 from freerun.run.deployment import SavedPolicy
 from freerun.run.export_formats import FORMATS, inputs_of, run_trained
-from freerun.run.exported_module import ACTION, LOGITS
+from freerun.run.exported_module import ACTION, LOGITS, NEXT_MEMORY
 from freerun.run.parity import Parity
 from freerun.run.trained_policy import TrainedPolicy
 from freerun.settings.factories import make_factory
@@ -130,6 +130,8 @@ def _signature(policy: TrainedPolicy) -> dict[str, Any]:
     outputs = [_array(ACTION, space.shape or (), space.dtype, space)]
     if policy.has_logits:
         outputs.append(_array(LOGITS, (policy.actor.head_size,), np.dtype(np.float32), None))
+    if policy.memory_size:
+        outputs.append(_array(NEXT_MEMORY, (policy.memory_size,), np.dtype(np.float32), None))
     return {"inputs": inputs, "outputs": outputs}
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from freerun.core import Array, EnvSpaces, RequiredPackage, UserError
 from freerun.run import numpy_export
-from freerun.run.exported_module import ACTION, LOGITS, ExportedModule, ObservationPart, input_parts
+from freerun.run.exported_module import ACTION, LOGITS, NEXT_MEMORY, ExportedModule, ObservationPart, input_parts
 from freerun.run.trained_policy import TrainedPolicy
 
 
@@ -24,11 +25,13 @@ class PolicyOutputs(NamedTuple):
     action: Array
     logits: Array | None = None
     """Of discrete actions."""
+    next_memory: Array | None = None
+    """What a policy with a memory remembers after this step."""
 
 
 RunPolicy = Callable[[Sequence[Any]], PolicyOutputs]
-"""From observations as the environment gives them, each a `MaskedObservation` where the policy was trained with masks,
-to the outputs of an exported policy."""
+"""From observations as the environment gives them, each an `ExtendedObservation` where the policy was trained with
+masks or has a memory, to the outputs of an exported policy."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +50,32 @@ def run_trained(policy: TrainedPolicy) -> RunPolicy:
     """Return the outputs of a policy as freerun itself computes them."""
 
     def run(observations: Sequence[Any]) -> PolicyOutputs:
-        obs, masks = list(observations), None
+        obs, masks, memory, logits = list(observations), None, None, None
         if policy.has_mask:
-            obs, masks = [one.observation for one in observations], [one.action_mask for one in observations]
-        logits = policy.logits(obs, action_mask=masks) if policy.has_logits else None
-        return PolicyOutputs(policy.predict(obs, action_mask=masks), logits)
+            masks = [one.action_mask for one in observations]
+        if policy.memory_size:
+            memory = np.stack([one.memory for one in observations])
+        if policy.has_mask or policy.memory_size:
+            obs = [one.observation for one in observations]
+        if policy.has_logits:
+            logits = policy.logits(obs, masks, None if memory is None else memory.copy())
+        return PolicyOutputs(policy.predict(obs, action_mask=masks, memory=memory), logits, memory)
 
     return run
 
 
 def inputs_of(policy: TrainedPolicy) -> list[ObservationPart]:
     """Return the arrays that a policy takes."""
-    return input_parts(policy.observation_space, policy.action_space, policy.has_mask)
+    return input_parts(policy.observation_space, policy.action_space, policy.has_mask, policy.memory_size)
 
 
 def output_names(policy: TrainedPolicy) -> list[str]:
-    return [ACTION, LOGITS] if policy.has_logits else [ACTION]
+    """Return the names of what a policy returns, in order; they are those of `PolicyOutputs`."""
+    return [ACTION, *([LOGITS] if policy.has_logits else []), *([NEXT_MEMORY] if policy.memory_size else [])]
 
 
 def _module(policy: TrainedPolicy) -> ExportedModule:
-    actor: Any = policy.actor  # a policy that was loaded from a file is an MLPActor or a TorchActor
+    actor: Any = policy.actor  # a policy that was loaded from a file is one of those that it takes
     return ExportedModule(actor, EnvSpaces(policy.observation_space, policy.action_space))
 
 
@@ -118,10 +127,13 @@ def _open_onnx(path: Path, policy: TrainedPolicy) -> RunPolicy:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    parts = inputs_of(policy)
-    return lambda observations: PolicyOutputs(
-        *session.run(output_names(policy), {part.name: part.stack(observations) for part in parts})
-    )
+    parts, names = inputs_of(policy), output_names(policy)
+
+    def run(observations: Sequence[Any]) -> PolicyOutputs:
+        outputs = session.run(names, {part.name: part.stack(observations) for part in parts})
+        return PolicyOutputs(**dict(zip(names, outputs, strict=True)))
+
+    return run
 
 
 def _write_torchscript(policy: TrainedPolicy, path: Path) -> None:
@@ -133,12 +145,12 @@ def _write_torchscript(policy: TrainedPolicy, path: Path) -> None:
 def _open_torchscript(path: Path, policy: TrainedPolicy) -> RunPolicy:
     with _quiet():
         module = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
-    parts = inputs_of(policy)
+    parts, names = inputs_of(policy), output_names(policy)
 
     def run(observations: Sequence[Any]) -> PolicyOutputs:
         with torch.no_grad():
             outputs = module(*(torch.from_numpy(part.stack(observations)) for part in parts))
-        return PolicyOutputs(*(output.numpy() for output in outputs))
+        return PolicyOutputs(**{name: output.numpy() for name, output in zip(names, outputs, strict=True)})
 
     return run
 

@@ -12,12 +12,14 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from freerun.adapters.action_masks import MASK_KEY
+from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, MLPActor
 from freerun.algorithms.policies.networks import masked_logits
 from freerun.algorithms.policies.torch_actor import TorchActor
 from freerun.core import Array, EnvSpaces, UserError, mask_space
 
 OBSERVATION, ACTION, LOGITS = "observation", "action", "logits"
+MEMORY, NEXT_MEMORY = "memory", "next_memory"
 """The names of inputs and outputs. A part of a Dict or Tuple is an input of its own, such as observation.camera."""
 
 
@@ -80,28 +82,35 @@ def _parts(space: spaces.Space[Any], name: str, keys: tuple[Any, ...]) -> Iterat
         raise UserError(f"observations of {space} cannot be exported: use Box, Discrete, or a Dict or Tuple of them")
 
 
-class MaskedObservation(NamedTuple):
-    """What a policy that was trained with masks takes: an observation, and which actions are allowed."""
+class ExtendedObservation(NamedTuple):
+    """What a policy takes that was trained with masks or has a memory: an observation, and what it needs besides."""
 
     observation: Any
-    action_mask: Any
+    action_mask: Any = None
+    """Which actions are allowed."""
+    memory: Any = None
+    """What the policy remembers before this step."""
 
 
-def input_parts(space: spaces.Space[Any], action_space: Any, has_mask: bool) -> list[ObservationPart]:
-    """Return the arrays that a policy takes: those of an observation, and the mask of a `MaskedObservation`."""
+def input_parts(space: spaces.Space[Any], action_space: Any, has_mask: bool, memory_size: int) -> list[ObservationPart]:
+    """Return the arrays that a policy takes: those of an observation, or of an `ExtendedObservation`."""
     parts = observation_parts(space)
-    if not has_mask:
+    if not has_mask and not memory_size:
         return parts
-    observation, mask = range(len(MaskedObservation._fields))
-    inside = [replace(part, keys=(observation, *part.keys)) for part in parts]
-    return [*inside, ObservationPart(MASK_KEY, mask_space(action_space), (mask,))]
+    observation, mask, memory = range(len(ExtendedObservation._fields))
+    parts = [replace(part, keys=(observation, *part.keys)) for part in parts]
+    if has_mask:
+        parts.append(ObservationPart(MASK_KEY, mask_space(action_space), (mask,)))
+    if memory_size:
+        parts.append(ObservationPart(MEMORY, spaces.Box(-np.inf, np.inf, (memory_size,), np.float32), (memory,)))
+    return parts
 
 
 class ExportedModule(nn.Module):
     """Flattens and normalises observations, runs the network, and takes the most likely action within its limits.
 
-    A batch of each part of an observation goes in, and a batch of masks if it was trained with them. The actions come
-    out, and for discrete ones also the logits.
+    A batch of each part of an observation goes in, a batch of masks if it was trained with them, and what it remembers
+    if it has a memory. The actions come out, for discrete ones also the logits, and what it remembers next.
     """
 
     obs_mean: Tensor
@@ -112,11 +121,12 @@ class ExportedModule(nn.Module):
     high: Tensor
     start: Tensor
 
-    def __init__(self, actor: MLPActor | TorchActor, env_spaces: EnvSpaces):
+    def __init__(self, actor: MLPActor | MemoryActor | TorchActor, env_spaces: EnvSpaces):
         super().__init__()
+        self._memory_size = actor.memory_size if isinstance(actor, MemoryActor) else 0
         self._spec, self._space = actor.spec, env_spaces.action
         self._parts = observation_parts(env_spaces.observation)
-        self._inputs = input_parts(env_spaces.observation, env_spaces.action, self._spec.has_mask)
+        self._inputs = input_parts(*env_spaces, self._spec.has_mask, self._memory_size)
         self.network = actor.torch_network()
         if self._spec.normalize_obs:
             for name in ("obs_mean", "obs_scale"):
@@ -134,14 +144,20 @@ class ExportedModule(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        observation = inputs[:-1] if self._spec.has_mask else inputs
+        observation, others = inputs[: len(self._parts)], inputs[len(self._parts) :]
         flat = [part.flatten(batch) for part, batch in zip(self._parts, observation, strict=True)]
         x = torch.cat(flat, dim=1)
         if self._spec.normalize_obs:
             x = ((x - self.obs_mean) * self.obs_scale).clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
-        output = self.network(x)
+        if not self._memory_size:
+            return self._act(self.network(x), others)
+        output, memory = self.network(x, others[-1])
+        return (*self._act(output, others), memory)
+
+    def _act(self, output: Tensor, others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The actions of the network's outputs, and for discrete ones the logits."""
         if self._spec.has_mask:
-            output = masked_logits(output, inputs[-1])
+            output = masked_logits(output, others[0])
         if self._spec.categories:
             return self._choose(output), output
         if self._spec.low:

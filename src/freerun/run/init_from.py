@@ -18,7 +18,7 @@ from freerun.persistence.space_codec import pack_spaces
 from freerun.persistence.state_codec import check_fit, to_numpy, upgrade_algorithm_state
 from freerun.settings.config import AnyConfig
 
-NETWORK_FLAGS = ("network", "hidden_sizes", "activation", "normalize_obs")
+NETWORK_FLAGS = ("network", "memory", "memory_size", "hidden_sizes", "activation", "normalize_obs")
 """The parts of a policy's description that flags decide."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What Adam remembers about each weight: the running means of the gradient and of its square."""

@@ -13,9 +13,9 @@ from gymnasium import spaces
 from freerun.adapters.action_masks import MaskReader, MaskSource
 from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
 from freerun.collecting.rollouts.evaluation_episodes import play
-from freerun.core import HeldOutSeed, Purpose
+from freerun.core import Array, HeldOutSeed, Purpose
 from freerun.run.export_formats import PolicyOutputs, RunPolicy
-from freerun.run.exported_module import MaskedObservation
+from freerun.run.exported_module import ExtendedObservation
 from freerun.run.trained_policy import TrainedPolicy
 
 TOLERANCE = 1e-5
@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 FULL_SCALE = 1e6
 """Limits of observations beyond this are no scale to draw from: many environments have the largest float there."""
 Observations = list[Any]
-"""As the environment gives them; each a `MaskedObservation` where the policy was trained with masks."""
+"""As the environment gives them; each an `ExtendedObservation` where the policy needs a mask or a memory."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Parity:
     source: str
     """Where the observations come from."""
     largest_difference: float
-    """The largest absolute difference of an action; of a logit, for discrete actions."""
+    """The largest absolute difference of an action; of a logit, for discrete actions; or of what is remembered."""
     num_other_actions: int
     """How many discrete actions differ, where two choices are equally good within rounding."""
     holds: bool
@@ -51,21 +51,25 @@ def compare(trained: RunPolicy, exported: RunPolicy, observations: Observations,
     """Run both policies on the same observations."""
     ours, theirs = (_one_by_one(run, observations) for run in (trained, exported))
     is_discrete = ours.logits is not None
-    expected, found = (outputs.logits if is_discrete else outputs.action for outputs in (ours, theirs))
-    assert expected is not None
-    assert found is not None
-    difference = np.abs(np.asarray(found, np.float64) - expected)
+    expected, found = (_numbers(outputs) for outputs in (ours, theirs))
+    difference = np.abs(found - expected)
     holds = bool((difference <= TOLERANCE * np.maximum(1.0, np.abs(expected))).all())  # False for NaN
     num_others = int((ours.action != theirs.action).sum()) if is_discrete else 0
     return Parity(len(observations), source, float(difference.max()), num_others, holds)
 
 
+def _numbers(outputs: PolicyOutputs) -> Array:
+    """Return what two policies may differ in by rounding, as one row per observation."""
+    first = outputs.action if outputs.logits is None else outputs.logits
+    parts = [first] if outputs.next_memory is None else [first, outputs.next_memory]
+    return np.concatenate([np.asarray(part, np.float64).reshape(len(part), -1) for part in parts], axis=1)
+
+
 def _one_by_one(run: RunPolicy, observations: Observations) -> PolicyOutputs:
     """Run a policy as a robot does. A network of the user's own may depend on what shares a batch with it."""
-    outputs = [run([obs]) for obs in observations]
-    actions = np.concatenate([output.action for output in outputs])
-    logits = [output.logits for output in outputs if output.logits is not None]
-    return PolicyOutputs(actions, np.concatenate(logits) if logits else None)
+    action, *others = zip(*(run([obs]) for obs in observations), strict=True)
+    joined = (None if column[0] is None else np.concatenate(column) for column in others)
+    return PolicyOutputs(np.concatenate(action), *joined)
 
 
 # ---------------------------------------------------------------------------------------------- observations
@@ -97,8 +101,8 @@ def record(
             if policy.has_mask:
                 # Rows end with the masks. The last observation is left out: no action follows, so it may have none.
                 masks = segment.obs[:, 0, -policy.actor.head_size :] != 0
-                played = [MaskedObservation(*pair) for pair in zip(played, masks, strict=False)]
-            found += played
+                played = [ExtendedObservation(*pair) for pair in zip(played, masks, strict=False)]
+            found += _with_memories(policy, played) if policy.memory_size else played
             if len(found) >= number:
                 break
     finally:
@@ -106,15 +110,25 @@ def record(
     return found[:number]
 
 
+def _with_memories(policy: TrainedPolicy, episode: Observations) -> Observations:
+    """Return the observations of an episode with what the policy remembers before each."""
+    memory, found = policy.new_memory(), []
+    for one in episode:
+        extended = one if policy.has_mask else ExtendedObservation(one)
+        found.append(extended._replace(memory=memory.copy()))
+        policy.predict(extended.observation, action_mask=extended.action_mask, memory=memory)
+    return found
+
+
 def draw(policy: TrainedPolicy, seed: int, number: int) -> Observations:
     """Draw observations where there is no environment to play: as the normaliser has seen them, or from their space."""
     rng = np.random.default_rng(seed)
     found = _draw_observations(policy, rng, number)
-    if not policy.has_mask:
-        return found
-    masks = rng.random((number, policy.actor.head_size)) < 0.5
-    masks[:, MaskReader(policy.action_space).first_choices] = True  # each must allow something
-    return [MaskedObservation(*pair) for pair in zip(found, masks, strict=True)]
+    if policy.has_mask:
+        masks = rng.random((number, policy.actor.head_size)) < 0.5
+        masks[:, MaskReader(policy.action_space).first_choices] = True  # each must allow something
+        found = [ExtendedObservation(*pair) for pair in zip(found, masks, strict=True)]
+    return _with_memories(policy, found) if policy.memory_size else found
 
 
 def _draw_observations(policy: TrainedPolicy, rng: np.random.Generator, number: int) -> Observations:

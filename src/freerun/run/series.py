@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from freerun.adapters.env_adapter import SerialEnvs
-from freerun.collecting.rollouts.evaluation_episodes import GreedyPolicy, play
+from freerun.collecting.rollouts.evaluation_episodes import greedy, play
 from freerun.core import EnvSettings, HeldOutSeed, Metrics, Policy, Purpose, UserError
 from freerun.experiment import Result, run
 from freerun.persistence import checkpoint, trust
@@ -171,7 +171,7 @@ def judge(config: AnyConfig, actor: Policy, num_episodes: int = TRIAL_EPISODES) 
     seed = HeldOutSeed(config.seed, Purpose.EVALUATION)
     episodes = [
         config.env_settings.trial_figures(env.env, float(segment.reward.sum()))
-        for segment in play(SerialEnvs([env]), GreedyPolicy(actor), seed, num_episodes)
+        for segment in play(SerialEnvs([env]), greedy(actor), seed, num_episodes)
     ]
     env.close()
     return {name: sum(episode[name] for episode in episodes) / len(episodes) for name in episodes[0]}

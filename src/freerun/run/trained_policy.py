@@ -21,7 +21,7 @@ from freerun.adapters.space_adapter import (
     policy_part,
     without_mask,
 )
-from freerun.core import Array, EnvSpaces, FloatArray, Policy, UserError
+from freerun.core import Array, Decision, EnvSpaces, FloatArray, Policy, UserError, as_memory_policy
 
 if TYPE_CHECKING:
     from freerun.settings.config import AnyConfig
@@ -46,6 +46,7 @@ class TrainedPolicy:
         """The policy as workers use it. It takes flat observations, and its actions are not clipped yet."""
         self.has_mask = bool(actor.describe().get("has_mask", False))
         """True if `predict` must be told which actions are allowed."""
+        self._remembering = as_memory_policy(actor)
         self._names = names_without_mask(env_spaces.observation) if self.has_mask else ()
         self.observation_space, self.action_space = policy_part(env_spaces, self.has_mask), env_spaces.action
         self._has_groups = has_groups(without_mask(env_spaces.observation) if self.has_mask else env_spaces.observation)
@@ -61,15 +62,29 @@ class TrainedPolicy:
         """All weights and normaliser statistics in one flat array."""
         return self.actor.weights
 
-    def predict(self, obs: Any, deterministic: bool = True, action_mask: Any = None) -> Any:
+    @property
+    def memory_size(self) -> int:
+        """How many numbers the policy remembers from step to step: 0 without `--memory`."""
+        return 0 if self._remembering is None else self._remembering.memory_size
+
+    def new_memory(self, num_envs: int | None = None) -> FloatArray:
+        """Return what a policy with a memory remembers at the start of an episode, or of one in each environment."""
+        if not self.memory_size:
+            raise UserError("this policy was trained without --memory: it remembers nothing")
+        return np.zeros(self.memory_size if num_envs is None else (num_envs, self.memory_size), np.float32)
+
+    def predict(
+        self, obs: Any, deterministic: bool = True, action_mask: Any = None, memory: FloatArray | None = None
+    ) -> Any:
         """Return the action for one observation, or the actions for a batch, which has one more axis in front.
 
         With `deterministic=False`, actions are sampled as in training. A policy that was trained with masks needs the
-        `action_mask` of each observation, unless the observation itself contains it.
+        `action_mask` of each observation, unless the observation itself contains it. One that was trained with
+        `--memory` needs its `memory` of the episode: a `new_memory()`, which every step changes in place.
         """
         rows, is_batch = self._read(obs, action_mask)
         noise = None if deterministic else self.actor.draw(self._rng, len(rows))
-        actions: Any = self.actor.act(rows, noise).action if len(rows) else ()
+        actions: Any = self._decide(rows, noise, memory).action if len(rows) else ()
         convert = self._adapter.convert_action
         # Clip to the range of the action space (PPO) or scale to it (SAC), and count choices from the space's start.
         converted = [convert(action) for action in actions] if convert is not None else list(actions)
@@ -86,15 +101,31 @@ class TrainedPolicy:
         """True if actions are discrete choices."""
         return not isinstance(self.action_space, spaces.Box)
 
-    def logits(self, obs: Any, action_mask: Any = None) -> FloatArray:
+    def _decide(self, rows: Array, noise: FloatArray | None, memory: FloatArray | None) -> Decision:
+        if self._remembering is None:
+            if memory is not None:
+                raise UserError("this policy was trained without --memory: leave memory out")
+            return self.actor.act(rows, noise)
+        if memory is None:
+            raise UserError(
+                "this policy was trained with --memory: give predict(obs, memory=memory), where memory is "
+                "policy.new_memory() at the start of an episode, and the same array at each of its steps"
+            )
+        shape = (len(rows), self.memory_size)
+        is_usable = isinstance(memory, np.ndarray) and memory.dtype == np.float32 and memory.flags.c_contiguous
+        if not is_usable or memory.shape not in (shape, shape[1:] if len(rows) == 1 else shape):
+            raise UserError(f"memory must be an array of float32 of shape {shape}, as policy.new_memory() returns it")
+        return self._remembering.act_from(rows, noise, memory.reshape(shape))
+
+    def logits(self, obs: Any, action_mask: Any = None, memory: FloatArray | None = None) -> FloatArray:
         """Return a number per choice, of which the largest is the choice that `predict` makes.
 
-        The choices of several discrete actions stand one after another.
+        The choices of several discrete actions stand one after another. A `memory` is changed as by `predict`.
         """
         if not self.has_logits:
             raise UserError(f"actions of {self.action_space} are no choices, so they have no logits: use predict()")
         rows, is_batch = self._read(obs, action_mask)
-        logits = self.actor.act(rows, None).head
+        logits = self._decide(rows, None, memory).head
         return logits if is_batch else logits[0]
 
     def act(self, *_: object, **__: object) -> NoReturn:

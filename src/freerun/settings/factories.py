@@ -9,6 +9,7 @@ from freerun.adapters.gymnasium_envs import EnvName, GymnasiumFactory
 from freerun.adapters.images import IMAGE_ADVICE, images_go_raw
 from freerun.adapters.isaac_launch import is_isaac_task
 from freerun.adapters.tensor_envs import TensorEnvs, find_builder, is_only_tensors
+from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import MLPActor
 from freerun.core import (
     Algorithm,
@@ -153,7 +154,7 @@ def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorith
     """Return what the user should know before a run begins, although it can begin: a sentence for each thing."""
     found = []
     traits = find_algorithm(config.algo).traits
-    if factory.image_shape is not None and isinstance(algorithm.policy, MLPActor):
+    if factory.image_shape is not None and isinstance(algorithm.policy, MLPActor | MemoryActor):
         first = "" if traits.has_network else f"choose --algo {_first_with_network()} and "
         raw = images_go_raw(factory.image_shape)
         found.append(f"{raw}; {first}{IMAGE_ADVICE}")

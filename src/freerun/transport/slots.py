@@ -30,7 +30,7 @@ class SlotPart:
 class _Slot:
     """Views of one slot's memory: a header of 64 bytes, then one array after another."""
 
-    def __init__(self, memory: NDArray[np.uint8], num_steps: int, num_envs: int, spec: EnvSpec):
+    def __init__(self, memory: NDArray[np.uint8], num_steps: int, num_envs: int, spec: EnvSpec, memory_size: int):
         shapes = _shapes(num_steps, num_envs, spec)
         self.memory = memory
         self.header = memory[: 3 * 8].view(np.int64)  # number of steps, unit, is_last
@@ -41,6 +41,8 @@ class _Slot:
             size = int(np.prod(shape)) * dtype.itemsize
             self.arrays[name] = memory[start : start + size].view(dtype).reshape(shape)
             start += _aligned(size)
+        end = start + _memory_bytes(num_envs, memory_size)
+        self.policy_memory = memory[start:end].view(np.float32).reshape(num_envs, memory_size)
 
 
 class Slots:
@@ -53,14 +55,25 @@ class Slots:
     The memory has no name: multiprocessing's heap unlinks its file as soon as it is mapped. So a kill leaves nothing.
     """
 
-    def __init__(self, context: ForkServerContext, num_slots: int, num_steps: int, num_envs: int, spec: EnvSpec):
+    def __init__(
+        self,
+        context: ForkServerContext,
+        num_slots: int,
+        num_steps: int,
+        num_envs: int,
+        spec: EnvSpec,
+        memory_size: int = 0,
+    ):
+        """`memory_size` is that of a `MemoryPolicy`; 0 where segments have no memory."""
         self.num_steps = num_steps
         self._shape = (num_slots, num_steps, num_envs)
+        self._memory_size = memory_size
         self._spec = spec
         self._slot_bytes = ALIGNMENT + sum(
             _aligned(int(np.prod(shape)) * dtype.itemsize)
             for shape, dtype in _shapes(num_steps, num_envs, spec).values()
         )
+        self._slot_bytes += _aligned(_memory_bytes(num_envs, memory_size))
         self._memory = context.RawArray("b", num_slots * self._slot_bytes)
         self._map()
         for slot in self._slots:
@@ -70,7 +83,7 @@ class Slots:
         """Make numpy views of the shared memory. Views cannot travel to another process, so each makes its own."""
         num_slots, num_steps, num_envs = self._shape
         rows = np.frombuffer(self._memory, dtype=np.uint8).reshape(num_slots, self._slot_bytes)
-        self._slots = [_Slot(row, num_steps, num_envs, self._spec) for row in rows]
+        self._slots = [_Slot(row, num_steps, num_envs, self._spec, self._memory_size) for row in rows]
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_slots"}
@@ -86,6 +99,8 @@ class Slots:
         for name, array in slot.arrays.items():
             array[: stop - start] = getattr(segment, name)[start:stop]
         is_last = stop == len(segment.reward)
+        if self._memory_size:
+            slot.policy_memory[:] = 0 if segment.memory is None else segment.memory
         # These stores may reach memory in any order: the learner looks only after the slot was announced.
         slot.seconds[0] = segment.seconds
         slot.header[:] = stop - start, unit, is_last
@@ -98,7 +113,8 @@ class Slots:
         if not 0 < num_steps <= self.num_steps:  # a defect in freerun: it must not be trained on
             raise RuntimeError(f"slot {number} was announced but never written")
         arrays = {name: array[:num_steps].copy() for name, array in slot.arrays.items()}
-        part = SlotPart(unit, bool(is_last), Segment(**arrays, seconds=float(slot.seconds[0])))
+        memory = slot.policy_memory.copy() if self._memory_size else None
+        part = SlotPart(unit, bool(is_last), Segment(**arrays, seconds=float(slot.seconds[0]), memory=memory))
         self._free(slot)
         return part
 
@@ -114,7 +130,7 @@ def join(parts: list[Segment]) -> Segment:
     if len(parts) == 1:
         return parts[0]
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in SEGMENT_ARRAYS}
-    return Segment(**arrays, seconds=parts[-1].seconds)
+    return Segment(**arrays, seconds=parts[-1].seconds, memory=parts[0].memory)
 
 
 def bytes_per_step(num_envs: int, spec: EnvSpec) -> int:
@@ -137,6 +153,10 @@ def _shapes(num_steps: int, num_envs: int, spec: EnvSpec) -> dict[str, tuple[tup
         "version": (here, number),
         "episode": (here, number),
     }
+
+
+def _memory_bytes(num_envs: int, memory_size: int) -> int:
+    return num_envs * memory_size * np.dtype(np.float32).itemsize
 
 
 def _aligned(size: int) -> int:

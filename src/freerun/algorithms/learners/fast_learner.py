@@ -9,18 +9,20 @@ from freerun.core import UserError
 Learner = Literal["auto", "fast", "torch"]
 
 
-def uses_fast_learner(learner: Learner, device: str, network: str | None = None) -> bool:
+def uses_fast_learner(learner: Learner, device: str, network: str | None = None, has_memory: bool = False) -> bool:
     """True if gradients are written out in numpy: for MLPs, on a CPU, unless torch was asked for.
 
     `network` names the user's own network, where the algorithm takes one and the user has given one.
     """
     if learner == "fast" and network is not None:
         raise UserError("--learner fast is for MLPs: leave it out where --network names one of your own")
+    if learner == "fast" and has_memory:
+        raise UserError("--learner fast is for MLPs without a memory: leave it out with --memory")
     if learner == "fast" and device != "cpu":
         raise UserError("--learner fast computes on the CPU: give --device cpu, or leave --learner out")
-    return learner != "torch" and network is None and device == "cpu"
+    return learner != "torch" and network is None and not has_memory and device == "cpu"
 
 
-def learner_words(learner: Learner, device: str, network: str | None = None) -> str:
+def learner_words(learner: Learner, device: str, network: str | None = None, has_memory: bool = False) -> str:
     """Who computes gradients, for the header of a run."""
-    return "fast learner" if uses_fast_learner(learner, device, network) else "torch learner"
+    return "fast learner" if uses_fast_learner(learner, device, network, has_memory) else "torch learner"

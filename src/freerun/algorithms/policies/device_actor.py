@@ -40,9 +40,9 @@ class DeviceActor:
         self._scalar_actions = scalar_actions
         self._device = device
         sizes = (spec.obs_size, *spec.hidden_sizes, spec.output_size)
-        self._network = (mlp(sizes, spec.activation, 1.0) if network is None else network).to(device)
-        self._network.requires_grad_(False)
-        tensors = {**dict(self._network.named_parameters()), **dict(self._network.named_buffers())}
+        self.network = (mlp(sizes, spec.activation, 1.0) if network is None else network).to(device)
+        self.network.requires_grad_(False)
+        tensors = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
         self._weights = torch.cat([torch.from_numpy(array).reshape(-1) for array in arrays.values()]).to(device)
         shapes = {name: array.shape for name, array in arrays.items()}
         self._views: dict[str, Tensor] = named_views(self._weights, shapes)
@@ -57,13 +57,20 @@ class DeviceActor:
 
     @torch.no_grad()
     def act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        num_rows, spec = len(obs), self.spec
-        rows = obs.reshape(num_rows, -1)
-        obs = rows[:, : spec.obs_size].float()
-        if spec.normalize_obs:
+        rows = obs.reshape(len(obs), -1)
+        return self.sample(self.network(self.normalized(rows)), rows)
+
+    def normalized(self, rows: Tensor) -> Tensor:
+        """What the policy sees of observations [N, ...]."""
+        obs = rows[:, : self.spec.obs_size].float()
+        if self.spec.normalize_obs:
             obs = (obs - self._views["obs_mean"]) * self._views["obs_scale"]
             obs = obs.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
-        output: Tensor = self._network(obs)
+        return obs
+
+    def sample(self, output: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions for the network's outputs for these observations, and their log-probabilities."""
+        num_rows, spec = len(rows), self.spec
         if spec.epsilon_greedy:
             # As `epsilon_greedy.EpsilonGreedy`: one number decides whether to explore, another one chooses.
             noise = torch.rand((num_rows, 2), generator=self.generator, device=self._device)

@@ -196,6 +196,19 @@ def _activation(name: Activation) -> Callable[..., Any]:
     return activations[name]
 
 
+def normalizer(arrays: Mapping[str, FloatArray]) -> Callable[[FloatArray], None]:
+    """x <- clip((x - mean) / std), in place, with the statistics of a policy's arrays; `obs_scale` is 1 / std."""
+    mean, scale = arrays["obs_mean"], arrays["obs_scale"]
+
+    def normalize(x: FloatArray) -> None:
+        x -= mean
+        x *= scale
+        np.minimum(x, NORMALIZED_LIMIT, out=x)
+        np.maximum(x, -NORMALIZED_LIMIT, out=x)
+
+    return normalize
+
+
 class MLPActor:
     """A `Policy` whose weights are views into one flat buffer."""
 
@@ -218,6 +231,7 @@ class MLPActor:
         # For one observation, a layer is a single product [W b] @ [x 1]: the bias is a further column of the weights,
         # and the input of every layer ends with a 1. All memory of a forward pass is allocated here, once.
         self._augmented = [np.zeros((len(bias), weight.shape[1] + 1), np.float32) for weight, bias in self._layers]
+        self._normalize = normalizer(self.arrays) if spec.normalize_obs else None
         self._forward_single = self._make_forward_single()
         self._forward_prepared = with_preparation(self._forward_single, self._head)
         self._output_cache = OutputCache(self._forward_prepared)
@@ -301,7 +315,7 @@ class MLPActor:
         """
         inputs = [np.ones(augmented.shape[1], np.float32) for augmented in self._augmented]
         outputs = [layer_input[:-1] for layer_input in inputs[1:]]  # a layer writes into the input of the next
-        obs_input, normalize = inputs[0][:-1], self._normalize if self.spec.normalize_obs else None
+        obs_input, normalize = inputs[0][:-1], self._normalize
         activate = _activation(self.spec.activation)
         dots = [augmented.dot for augmented in self._augmented]
         hidden = tuple(zip(dots[:-1], inputs[:-1], outputs, strict=True))
@@ -327,7 +341,7 @@ class MLPActor:
 
     def _forward(self, x: Array) -> FloatArray:
         """[B, obs_size] -> [B, outputs]."""
-        if self.spec.normalize_obs:
+        if self._normalize is not None:
             x = x.astype(np.float32)
             self._normalize(x)
         last, activate = len(self._layers) - 1, _activation(self.spec.activation)
@@ -337,10 +351,3 @@ class MLPActor:
             if layer < last:
                 activate(x, out=x)
         return x
-
-    def _normalize(self, x: FloatArray) -> None:
-        """x <- clip((x - mean) / std), in place; `obs_scale` is 1 / std."""
-        x -= self.arrays["obs_mean"]
-        x *= self.arrays["obs_scale"]
-        np.minimum(x, NORMALIZED_LIMIT, out=x)
-        np.maximum(x, -NORMALIZED_LIMIT, out=x)

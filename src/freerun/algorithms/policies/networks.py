@@ -169,11 +169,14 @@ class ActorCritic(nn.Module):
 
     def export(self, policy: Policy) -> None:
         """Copy the actor's weights and the normaliser into the workers' policy."""
+        arrays = self.worker_arrays()
+        policy.load(torch.cat([arrays[name].detach().reshape(-1) for name in policy.arrays]).cpu().numpy())
+
+    def worker_arrays(self) -> dict[str, Tensor]:
+        """Everything that the workers' policy needs, by name."""
         normalizer = {"obs_mean": self.obs_mean, "obs_scale": self.obs_scale}
         arrays = {name: tensor[: self.spec.obs_size] for name, tensor in normalizer.items()} | self.actor.state_dict()
-        if self.spec.gaussian_size:
-            arrays["log_std"] = self.log_std
-        policy.load(torch.cat([arrays[name].detach().reshape(-1) for name in policy.arrays]).cpu().numpy())
+        return {**arrays, "log_std": self.log_std} if self.spec.gaussian_size else arrays
 
 
 def masked_logits(logits: Tensor, rows: Tensor) -> Tensor:

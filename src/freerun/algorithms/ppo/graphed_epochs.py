@@ -153,7 +153,7 @@ class GraphedEpochs:
 
 def acceleration_of(config: PPOConfig, net: ActorCritic, device: torch.device) -> Acceleration:
     """`auto` captures gradient steps but does not fuse kernels, which takes half a minute before the first update."""
-    if device.type != "cuda" or config.acceleration == "none":
+    if device.type != "cuda" or config.acceleration == "none" or config.has_memory:
         return "none"
     if config.network is not None and waits_for_device(functools.partial(_try_networks, copy.deepcopy(net))):
         logger.warning(

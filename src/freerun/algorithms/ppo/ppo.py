@@ -19,8 +19,10 @@ from freerun.algorithms.learners.shared_update import (
     first_episode,
     mean_or_zero,
 )
+from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
+from freerun.algorithms.policies.recurrent_networks import make_actor_critic
 from freerun.algorithms.policies.running_moments import RunningMoments, needs_normalizing
 from freerun.algorithms.policies.torch_actor import TorchActor, build
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
@@ -33,13 +35,9 @@ from freerun.algorithms.ppo.objective import (
     policy_change,
     ppo_losses,
 )
-from freerun.algorithms.ppo.ppo_config import (
-    PPOConfig,
-    learner_note,
-    scaled_defaults,
-    with_sizes,
-)
+from freerun.algorithms.ppo.ppo_config import PPOConfig, learner_note, scaled_defaults, with_sizes
 from freerun.algorithms.ppo.reward_scale import RewardScale, scaled_reward
+from freerun.algorithms.ppo.sequences import SequenceSteps
 from freerun.algorithms.ppo.training_batch import (
     TensorGrid,
     TrainingBatch,
@@ -105,7 +103,7 @@ class PPO:
         self.config = config = with_sizes(config)
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
-        is_fast = uses_fast_learner(config.learner, device, config.network)
+        is_fast = uses_fast_learner(config.learner, device, config.network, config.has_memory)
         self.net, self.policy = self._make_networks(env, seed, deterministic)
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = flatten_parameters(self.net)
@@ -121,7 +119,8 @@ class PPO:
         self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=is_captured)
         self._num_bad_gradients = torch.zeros(1, device=self._device)
         parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients)
-        autograd = AutogradSteps(*parts)
+        self._memory_steps = SequenceSteps(*parts) if config.has_memory else None
+        autograd = self._memory_steps or AutogradSteps(*parts)
         self._gradient_steps: GradientSteps = FastSteps(*parts) if is_fast else autograd
 
         def descend(losses: PPOLosses, kl: Tensor, tells_of_step: Tensor, is_skipped: Tensor | None) -> None:
@@ -155,11 +154,13 @@ class PPO:
             if network is not None:
                 actor = build(network, env.policy_space, spec.output_size)
                 own_networks = actor, build(network, env.critic_space, 1)
-            net = ActorCritic(spec, own_networks)
+            net = make_actor_critic(spec, own_networks, config.memory, config.memory_size)
             if spec.gaussian_size:
                 net.log_std.data.fill_(config.initial_log_std)
         policy: Policy
-        if network is None:
+        if config.has_memory:
+            policy = MemoryActor(spec, config.memory, config.memory_size, scalar_actions, deterministic)
+        elif network is None:
             policy = MLPActor(spec, scalar_actions, batch_invariant=deterministic)
         else:
             name = callable_name(network)
@@ -221,7 +222,7 @@ class PPO:
     def _prepare(self, segments: Sequence[AnySegment], version: int) -> tuple[Tensor, TrainingBatch]:
         """The observations before normalisation, and the training batch."""
         tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
-        if tensors:
+        if tensors and self._memory_steps is None:
             # A grid needs no data on the host, so that its computation can be captured too.
             grid = TensorGrid.of(tensors, self._device, version)
             if self.config.normalize_reward:
@@ -236,7 +237,9 @@ class PPO:
             grid_reward, grid_ended = flat.reward[flat.rows].cpu(), flat.ended[flat.rows].cpu()
             factor = self.reward_scale(segments, grid_reward, grid_ended, self._learner_group, flat.mask.cpu())
             reward = scaled_reward(reward, factor)
-        return flat.obs, prepare_flat_batch(self.net, self.config, flat, reward, version)
+        steps = self._memory_steps
+        remember = None if steps is None else steps.arrange(segments, self.config)
+        return flat.obs, prepare_flat_batch(self.net, self.config, flat, reward, version, remember)
 
     def _prepare_grid(self, *grid: Tensor) -> TrainingBatch:
         return prepare_grid(self.net, self.config, TensorGrid(*grid))
@@ -248,7 +251,8 @@ class PPO:
     def _draw(self, minibatches: Minibatches) -> list[Tensor]:
         """All are drawn even if the update ends early, so the next one draws the same as after a recorded update."""
         assert self.config.num_epochs is not None  # `with_sizes`
-        return list(minibatches.draw(self.config.num_epochs, self._shuffle))
+        draw = minibatches.draw if self._memory_steps is None else self._memory_steps.draws(minibatches.minibatch_size)
+        return list(draw(self.config.num_epochs, self._shuffle))
 
     def _run_epochs(
         self, batch: TrainingBatch, joined: JoinedRows, advantage_of_all: Tensor, minibatches: Sequence[Tensor]
@@ -299,7 +303,10 @@ class PPO:
         target_of_all: Tensor,
         value_of_all: Tensor,
     ) -> Metrics:
-        entropy = mean_or_zero(self.net.entropy(self.net.head(batch.obs[:ENTROPY_ROWS])))
+        seen = batch.obs[:ENTROPY_ROWS]
+        if self._memory_steps is not None:
+            seen = self._memory_steps.seen(torch.arange(len(seen), device=self._device))
+        entropy = mean_or_zero(self.net.entropy(self.net.head(seen)))
         average_over_learners_(self._learner_group, entropy, len(batch.obs) / total_rows)
         # Explained variance: 1 - Var(target - V) / Var(target). Without Bessel's correction, which cancels out: the
         # last update of a run may have a single step.

@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 from freerun.algorithms.learners.fast_learner import Learner, learner_words
 from freerun.algorithms.policies.mlp_actor import Activation
+from freerun.algorithms.policies.numpy_memory import MemoryKind
 from freerun.core import Acceleration, Common, RunScale, UserError, require_positive
 
 STEPS_PER_UPDATE, MINIBATCH_SIZE, NUM_EPOCHS, LEARNING_RATE = 2048, 64, 10, 3e-4
 """The defaults for one environment, which are those of Stable-Baselines3, so that runs can be compared."""
 LEAST_STEPS_PER_ENV = 12
 """An update has at least this many steps of every environment."""
+MEMORY_MINIBATCH_SIZE = 256
+"""The smallest default minibatch of policies with a memory: their rows are sequences, which are alike within."""
 NUM_MINIBATCHES = 8
 """The minibatches of an epoch with more environments."""
 TENSOR_MINIBATCHES, TENSOR_EPOCHS = 4, 5
@@ -83,6 +86,15 @@ class PPOConfig:
     """Hidden layers of the policy and of the value function."""
     activation: Activation = "tanh"
     """Nonlinearity between layers."""
+    memory: Common[MemoryKind] = "none"
+    """A recurrent cell in front of the MLPs, which remembers earlier observations of an episode; see docs/memory.md."""
+    memory_size: int = 64
+    """The units of that cell."""
+    sequence_steps: int = 64
+    """With --memory: the steps through which gradients flow back in time. Minibatches consist of such sequences."""
+    burn_in: int = 0
+    """With --memory: steps before each sequence that every gradient step goes through again without learning from them,
+    so that what is remembered at its start is that of the newest weights."""
     initial_log_std: float = 0.0
     """For actions in a Box: the logarithm of their deviation before anything is learned. At 0 most actions of an
     environment with a range of ±1 are cut off at its ends, and -1 often learns more."""
@@ -98,7 +110,7 @@ class PPOConfig:
         if self.episodes_per_update is not None and self.steps_per_update is not None:
             raise UserError("give --episodes-per-update or --steps-per-update, not both")
         names = ("episodes_per_update", "steps_per_update", "num_epochs", "minibatch_size", "max_importance_weight")
-        require_positive(self, *names)
+        require_positive(self, *names, "memory_size", "sequence_steps")
         for name, value in (("gamma", self.gamma), ("gae_lambda", self.gae_lambda)):
             if not 0 <= value <= 1:
                 raise UserError(f"--{name.replace('_', '-')} must lie between 0 and 1, not {value}")
@@ -108,8 +120,16 @@ class PPOConfig:
             raise UserError("--desired-kl and --anneal-learning-rate both set the learning rate: give one of them")
         if self.value_clip is not None and self.value_clip <= 0:
             raise UserError(f"--value-clip must be above 0, not {self.value_clip:g}")
+        if self.has_memory and self.network is not None:
+            raise UserError("--memory is a cell of freerun's own network: leave it out where --network names yours")
+        if not 0 <= self.burn_in < self.sequence_steps:
+            raise UserError(f"--burn-in must be at least 0 and below --sequence-steps, not {self.burn_in}")
         if self.clip_range <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
             raise UserError("--learning-rate and --clip-range must be above 0")
+
+    @property
+    def has_memory(self) -> bool:
+        return self.memory != "none"
 
     @property
     def normalizes_minibatches(self) -> bool:
@@ -131,6 +151,8 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
             minibatch_size = max(MINIBATCH_SIZE, steps // TENSOR_MINIBATCHES)
         elif scale.num_envs > 1 and scale.unit_steps is None:
             minibatch_size = usual_steps // NUM_MINIBATCHES
+        if config.has_memory:
+            minibatch_size = max(MEMORY_MINIBATCH_SIZE, minibatch_size)
     # The noise of a gradient falls with the square root of the rows that it is averaged over, so a step may be longer.
     learning_rate = min(MAX_LEARNING_RATE, LEARNING_RATE * (minibatch_size / MINIBATCH_SIZE) ** 0.5)
     values: dict[str, Any] = {
@@ -155,7 +177,7 @@ def learner_note(config: PPOConfig, device: str) -> str:
     """What a run learns with, for its header."""
     steps, episodes = config.steps_per_update, config.episodes_per_update
     updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
-    learner = learner_words(config.learner, device, config.network)
+    learner = learner_words(config.learner, device, config.network, config.has_memory)
     return (
         f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "
         f"learning rate {config.learning_rate:g} · {learner}"

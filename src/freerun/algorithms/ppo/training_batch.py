@@ -7,7 +7,7 @@ flat rows with a map back to time. A `TensorGrid` holds the segments of tensor e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -206,16 +206,25 @@ def prepare_grid(net: ActorCritic, config: PPOConfig, grid: TensorGrid) -> Train
 
 @torch.no_grad()
 def prepare_flat_batch(
-    net: ActorCritic, config: PPOConfig, batch: FlatBatch, reward: Tensor, version: int
+    net: ActorCritic,
+    config: PPOConfig,
+    batch: FlatBatch,
+    reward: Tensor,
+    version: int,
+    remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> TrainingBatch:
-    """The training batch of a flat batch. `reward` holds its rewards, scaled where that was asked for."""
+    """The training batch of a flat batch. `reward` holds its rewards, scaled where that was asked for.
+
+    Of a network with a memory, `remember` turns the observations of rows and boundaries into what its heads see."""
     obs, action, behaviour = net.normalize(batch.obs), batch.action, batch.log_prob
+    next_obs = net.normalize(batch.boundary_next_obs)
+    seen, next_seen = (obs, next_obs) if remember is None else remember(obs, next_obs)
     lag = version - batch.version
-    value = net.value(obs)
+    value = net.value(seen)
     proximal = behaviour
     # This waits for the device, but spares a pass through the actor in all modes without lag.
     if lag.any():
-        proximal = proximal_log_prob(behaviour, net.log_prob(net.head(obs), action), lag)
+        proximal = proximal_log_prob(behaviour, net.log_prob(net.head(seen), action), lag)
     weight = importance_weight(proximal, behaviour, _max_weight(config))
     if not len(value):  # other learners have all rows of this update
         return TrainingBatch(obs, action, proximal, weight, value, value, value)
@@ -224,7 +233,7 @@ def prepare_flat_batch(
     next_value = torch.zeros_like(value)
     has_next_row = mask[:-1] & mask[1:]
     next_value[rows[:-1][has_next_row]] = value[rows[1:][has_next_row]]
-    next_value[batch.boundary] = net.value(net.normalize(batch.boundary_next_obs))
+    next_value[batch.boundary] = net.value(next_seen)
     # Padding stands for row 0. Its numbers are computed with, but `ended` keeps them apart and `mask` drops them.
     terminated, ended = batch.terminated[rows], batch.ended[rows] | ~mask
     ended[:-1] |= ~mask[1:]  # a segment may end before its episode: nothing flows back from beyond it

@@ -11,12 +11,14 @@ from freerun.core import (
     Decision,
     FloatArray,
     HeldOutSeed,
+    MemoryPolicy,
     Metrics,
     Policy,
     Purpose,
     RunSeed,
     Segment,
     VectorEnv,
+    as_memory_policy,
 )
 
 
@@ -31,6 +33,23 @@ class GreedyPolicy:
 
     def act(self, obs: Array, noise: FloatArray | None) -> Decision:
         return self._policy.act(obs, None)
+
+
+class GreedyMemoryPolicy(GreedyPolicy):
+    """The same for a policy with a memory."""
+
+    def __init__(self, policy: MemoryPolicy):
+        super().__init__(policy)
+        self.memory_size, self.single_from, self._act_from = policy.memory_size, policy.single_from, policy.act_from
+
+    def act_from(self, obs: Array, noise: FloatArray | None, memory: FloatArray) -> Decision:
+        return self._act_from(obs, None, memory)
+
+
+def greedy(policy: Policy) -> GreedyPolicy:
+    """Return a policy that takes the most likely actions of this one."""
+    remembering = as_memory_policy(policy)
+    return GreedyPolicy(policy) if remembering is None else GreedyMemoryPolicy(remembering)
 
 
 def play(env: VectorEnv, policy: Policy, seed: RunSeed, num_episodes: int) -> Iterator[Segment]:
@@ -62,7 +81,7 @@ class PeriodicEvaluation:
         if step >= self._next_step:
             self._next_step = step - step % self._every_steps + self._every_steps
             self._policy.load(self._learners_policy.weights)
-            episodes = play(self._env, GreedyPolicy(self._policy), self._seed, self._num_episodes)
+            episodes = play(self._env, greedy(self._policy), self._seed, self._num_episodes)
             returns = [float(segment.reward.sum()) for segment in episodes]
             self._metrics = {"eval_step": float(step), "eval_return": sum(returns) / len(returns)}
         return self._metrics

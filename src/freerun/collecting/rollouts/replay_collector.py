@@ -110,4 +110,6 @@ def _joined(parts: list[Segment], axis: int) -> Segment:
     if len(parts) == 1:
         return parts[0]
     arrays = {name: np.concatenate([getattr(part, name) for part in parts], axis) for name in SEGMENT_ARRAYS}
-    return Segment(**arrays, seconds=0.0)
+    # What continues another part began with that part's memory.
+    memories = [part.memory for part in (parts if axis else parts[:1]) if part.memory is not None]
+    return Segment(**arrays, seconds=0.0, memory=np.concatenate(memories) if memories else None)

@@ -16,7 +16,18 @@ import numpy as np
 
 from freerun.collecting.rollouts.finite_check import check_finite
 from freerun.collecting.rollouts.rollout_buffer import RolloutBuffer, RunningEpisode
-from freerun.core import Array, FloatArray, Policy, RunSeed, Segment, VectorEnv, episode_seed
+from freerun.core import (
+    Array,
+    Decision,
+    FloatArray,
+    Policy,
+    RunSeed,
+    Segment,
+    VectorEnv,
+    as_memory_policy,
+    empty_memory,
+    episode_seed,
+)
 from freerun.transport.heartbeats import Heartbeat
 
 NextEpisode = Callable[[bool], int | None]
@@ -68,6 +79,9 @@ class Rollout:
         self.buffer = RolloutBuffer(env.spec, env.num_envs, policy)
         self._episode_of_env: list[RunningEpisode | None] = [None] * env.num_envs
         self._running: list[RunningEpisode] = []  # the same without None, so that a step need not search
+        self._memory = empty_memory(policy, env.num_envs)
+        remembering = as_memory_policy(policy)
+        self._act_from = None if remembering is None else remembering.act_from
         self._padded_action = np.zeros((env.num_envs, *env.spec.action_shape), env.spec.action_space.dtype)
 
     def load(self, weights: FloatArray, version: int) -> None:
@@ -106,6 +120,7 @@ class Rollout:
             for episode in self._running:
                 episode.first_row = 0
             num_steps_before = [episode.num_steps_before for episode in self._running]
+            memory = None if self._memory is None else self._memory.copy()
             ends = np.zeros((2, num_rows, self.num_envs), np.bool_)
             numbers = np.empty((num_rows, self.num_envs), np.int64)
             final_obs = []
@@ -122,6 +137,7 @@ class Rollout:
                     if row + 1 < num_rows:  # a segment may end with its last episode
                         self._require_all_running()
             segment = buffer.segment(numbers, ends, final_obs)
+            segment.memory = memory
             segment.seconds = time.perf_counter() - started_at
             check_finite(segment, self._run_seed, num_steps_before)
             for episode in self._running:
@@ -133,12 +149,15 @@ class Rollout:
         buffer, running = self.buffer, self._running
         row = buffer.row
         if len(running) == self.num_envs:
-            decision = self._policy.act(buffer.obs[row], buffer.next_noise(running))
+            decision = self._choose(buffer.obs[row], buffer.next_noise(running), self._memory)
             buffer.action[row], buffer.head[row] = decision
             action = decision.action
         else:  # environments without an episode are passed an action too, and ignore it
             columns = [episode.column for episode in running]
-            decision = self._policy.act(buffer.obs[row, columns], buffer.next_noise(running)[columns])
+            memory = None if self._memory is None else self._memory[columns]
+            decision = self._choose(buffer.obs[row, columns], buffer.next_noise(running)[columns], memory)
+            if self._memory is not None:
+                self._memory[columns] = memory
             buffer.action[row, columns], buffer.head[row, columns] = decision
             action = self._padded_action
             action[columns] = decision.action
@@ -146,6 +165,12 @@ class Rollout:
         result = self._env.step(action)
         buffer.complete_row(result.reward, result.final_obs, running)
         return result.terminated, result.truncated
+
+    def _choose(self, obs: Array, noise: FloatArray, memory: FloatArray | None) -> Decision:
+        """Let the policy act; one with a memory replaces `memory` by what it remembers now."""
+        if memory is None or self._act_from is None:
+            return self._policy.act(obs, noise)
+        return self._act_from(obs, noise, memory)
 
     def _begin(self, next_episode: NextEpisode, first_row: int) -> bool:
         """Start episodes in the environments that are free, recorded from `first_row` on; False if none is running."""
@@ -166,6 +191,8 @@ class Rollout:
                 self.heartbeat.begin_episode(number)
             self.heartbeat.beat()
             obs = self._env.reset(seeds)
+            if self._memory is not None:
+                self._memory[list(numbers)] = 0
             for column, number in numbers.items():
                 begun = RunningEpisode(number, column, self._run_seed, first_row, self.buffer.row)
                 self._episode_of_env[column] = begun

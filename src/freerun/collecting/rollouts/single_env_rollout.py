@@ -20,7 +20,18 @@ import numpy as np
 from freerun.collecting.rollouts.finite_check import check_finite
 from freerun.collecting.rollouts.rollout import NextEpisode, NoNextEpisode, resolve_num_steps
 from freerun.collecting.rollouts.rollout_buffer import FIRST_CAPACITY
-from freerun.core import Array, EnvSpec, FloatArray, Policy, RunSeed, Segment, episode_rng, episode_seed
+from freerun.core import (
+    Array,
+    EnvSpec,
+    FloatArray,
+    Policy,
+    RunSeed,
+    Segment,
+    as_memory_policy,
+    empty_memory,
+    episode_rng,
+    episode_seed,
+)
 from freerun.transport.heartbeats import Heartbeat
 
 NOISE_ROWS = 20
@@ -37,7 +48,8 @@ class SingleEnvRollout:
         self._env = env
         self._spec = spec
         self._policy = policy
-        self._act = policy.single()
+        self._memory = empty_memory(policy, 1)
+        self._act = self._bind_policy()
         self._run_seed = run_seed
         self._version = 0
         self.heartbeat = Heartbeat()
@@ -57,8 +69,15 @@ class SingleEnvRollout:
     def load(self, weights: FloatArray, version: int) -> None:
         # No log-probabilities are missing here: `_play` computes those of a segment before it returns.
         self._policy.load(weights)
-        self._act = self._policy.single()
+        self._act = self._bind_policy()
         self._version = version
+
+    def _bind_policy(self) -> Callable[[Array, FloatArray, FloatArray], Any]:
+        """Return the policy as a function of one observation, with the weights of now."""
+        remembering = as_memory_policy(self._policy)
+        if self._memory is None or remembering is None:
+            return self._policy.single()
+        return remembering.single_from(self._memory[0])
 
     def episodes(self, next_episode: NextEpisode) -> Iterator[Segment]:
         """Yield whole episodes, until there is no next one."""
@@ -76,7 +95,9 @@ class SingleEnvRollout:
                 self._begin(next_episode(True), row=0)
             else:
                 self._obs_rows[0][...] = last_obs
+            memory = None if self._memory is None else self._memory.copy()
             segment = self._play(next_episode)
+            segment.memory = memory
             self._last_obs = self._obs_rows[num_rows]
             self._num_steps_before += num_rows
             yield segment
@@ -90,6 +111,8 @@ class SingleEnvRollout:
         self._num_steps_before = -row
         self._rng = episode_rng(self._run_seed, number)
         self._noise_rows = []
+        if self._memory is not None:
+            self._memory[:] = 0
         # Before the reset, so that a reset that hangs or kills the process is blamed on this episode.
         self.heartbeat.begin_episode(number)
         self.heartbeat.beat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import numpy as np
@@ -9,7 +10,18 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from freerun.core import Acceleration, EnvFailure, FloatArray, Policy, TensorActor, TensorEnv, TensorSegment
+from freerun.core import (
+    Acceleration,
+    EnvFailure,
+    FloatArray,
+    MemoryTensorActor,
+    Policy,
+    TensorActor,
+    TensorEnv,
+    TensorSegment,
+    as_memory_policy,
+    empty_memory,
+)
 from freerun.cuda_graphs import GraphedStep, fused
 from freerun.transport.heartbeats import Heartbeat
 
@@ -56,6 +68,10 @@ class TensorRollout:
             version=-1,
             seconds=0.0,
         )
+        self._memory = None
+        if isinstance(actor, MemoryTensorActor):
+            self._act_from = actor.act_from
+            self._memory, self._buffer.memory = torch.zeros((2, num_envs, actor.memory_size), device=self._device)
         self._return = torch.zeros(num_envs, device=self._device)
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
         self._obs = env.reset().clone()
@@ -74,8 +90,9 @@ class TensorRollout:
         """Give up all episodes and begin new ones."""
         with torch.cuda.stream(self._stream):
             self._obs.copy_(self.env.reset())
-            self._return.zero_()
-            self._length.zero_()
+            for running in (self._return, self._length, self._memory):
+                if running is not None:
+                    running.zero_()
 
     def collect(self) -> TensorSegment:
         """Make the next steps of all environments. Any stream may use the segment that this returns."""
@@ -99,9 +116,11 @@ class TensorRollout:
     def _play_segment(self) -> None:
         """All steps of one segment. It only writes tensors in place, because it may be recorded as a CUDA graph."""
         buffer = self._buffer
+        if self._memory is not None and buffer.memory is not None:
+            buffer.memory.copy_(self._memory)
         for row in range(len(buffer.reward)):
             self.heartbeat.beat()  # a replayed graph runs no Python, so the watch sees whole segments
-            action, log_prob = self._actor.act(self._obs)
+            action, log_prob = self._choose_actions()
             buffer.obs[row].copy_(self._obs)
             buffer.action[row].copy_(action.reshape(buffer.action[row].shape))
             buffer.log_prob[row].copy_(log_prob)
@@ -121,7 +140,12 @@ class TensorRollout:
             buffer.episode_length[row].copy_(self._length)
             self._return.masked_fill_(ended, 0.0)
             self._length.masked_fill_(ended, 0)
+            if self._memory is not None:
+                self._memory.masked_fill_(ended[:, None], 0.0)
             self._obs.copy_(obs)
+
+    def _choose_actions(self) -> tuple[Tensor, Tensor]:
+        return self._actor.act(self._obs) if self._memory is None else self._act_from(self._obs, self._memory)
 
 
 def _choose(acceleration: Acceleration, env: TensorEnv) -> Acceleration:
@@ -155,10 +179,13 @@ def play_tensors(env: TensorEnv, policy: Policy, seed: int) -> tuple[list[float]
     rng = np.random.default_rng(seed)
     total, length = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
     is_running = np.ones(env.num_envs, bool)
-    obs = env.reset()
+    act, memory, obs = policy.act, empty_memory(policy, env.num_envs), env.reset()
+    if (remembering := as_memory_policy(policy)) is not None and memory is not None:
+        # Only first episodes count, so no memory need be emptied.
+        act = functools.partial(remembering.act_from, memory=memory)
     while is_running.any():
         noise = policy.draw(rng, env.num_envs)
-        action = torch.from_numpy(policy.act(obs.cpu().numpy(), noise).action).to(env.device)
+        action = torch.from_numpy(act(obs.cpu().numpy(), noise).action).to(env.device)
         try:
             obs, _, reward, terminated, truncated = env.step(action)
         except Exception as error:

@@ -18,7 +18,7 @@ from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
 from freerun.collecting.workers.process_workers import ProcessHandle, ProcessPlace
 from freerun.collecting.workers.worker import Worker, WorkerSetup, reporting
 from freerun.collecting.workers.worker_handle import Report, UnitFinished, WorkerReady
-from freerun.core import CollectorSettings, EnvFactory, Policy, Segment, State
+from freerun.core import CollectorSettings, EnvFactory, Policy, Segment, State, as_memory_policy
 from freerun.transport import processes
 from freerun.transport.slots import Slots, bytes_per_step, join
 
@@ -183,7 +183,9 @@ class SegmentSlotProcesses(SlotProcesses):
     ):
         context, max_workers = processes.context(), settings.max_workers
         num_slots = max_workers * SEGMENT_SLOTS_PER_WORKER
-        slots = Slots(context, num_slots, segment_steps, envs_per_worker, factory.spec)
+        remembering = as_memory_policy(policy)
+        memory_size = 0 if remembering is None else remembering.memory_size
+        slots = Slots(context, num_slots, segment_steps, envs_per_worker, factory.spec, memory_size)
         task = SegmentTask(context.RawArray("q", [segment_steps]), context.RawArray("q", max_workers))
         setup = WorkerSetup.pack(factory, policy, settings, envs_per_worker)
         super().__init__(setup, slots, SEGMENT_SLOTS_PER_WORKER, task, pin_workers)
