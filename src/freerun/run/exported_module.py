@@ -12,7 +12,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from freerun.adapters.action_masks import MASK_KEY
-from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, MLPActor
+from freerun.algorithms.policies.cnn_actor import NumpyActor
+from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT
 from freerun.algorithms.policies.networks import masked_logits
 from freerun.algorithms.policies.torch_actor import TorchActor
 from freerun.core import Array, EnvSpaces, UserError, mask_space
@@ -112,7 +113,7 @@ class ExportedModule(nn.Module):
     high: Tensor
     start: Tensor
 
-    def __init__(self, actor: MLPActor | TorchActor, env_spaces: EnvSpaces):
+    def __init__(self, actor: NumpyActor | TorchActor, env_spaces: EnvSpaces):
         super().__init__()
         self._spec, self._space = actor.spec, env_spaces.action
         self._parts = observation_parts(env_spaces.observation)

@@ -154,9 +154,13 @@ def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorith
     found = []
     traits = find_algorithm(config.algo).traits
     if factory.image_shape is not None and isinstance(algorithm.policy, MLPActor):
-        first = "" if traits.has_network else f"choose --algo {_first_with_network()} and "
         raw = images_go_raw(factory.image_shape)
-        found.append(f"{raw}; {first}{IMAGE_ADVICE}")
+        if factory.spec.images:
+            advice = f"--algo {_first_with_network()} has a CNN for them (docs/images.md)"
+        else:
+            first = "" if traits.has_network else f"choose --algo {_first_with_network()} and "
+            advice = f"{first}{IMAGE_ADVICE}"
+        found.append(f"{raw}; {advice}")
     if factory.hides_critic_group:
         able = [name for name, entry in ALGORITHMS.items() if entry.traits.has_critic_group]
         found.append(

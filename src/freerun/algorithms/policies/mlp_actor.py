@@ -186,7 +186,7 @@ def elu(x: FloatArray, out: FloatArray) -> None:
     out += negative
 
 
-def _activation(name: Activation) -> Callable[..., Any]:
+def activation_function(name: Activation) -> Callable[..., Any]:
     """A function of an array and `out`, the array to write to."""
     activations: dict[Activation, Callable[..., Any]] = {
         "tanh": np.tanh,
@@ -251,6 +251,10 @@ class MLPActor:
         actor.load(np.concatenate([arrays[name].reshape(-1) for name in actor.arrays]))
         return actor
 
+    def fits(self, env: EnvSpec) -> bool:
+        """True if it takes the observations of an environment and chooses its actions."""
+        return self.spec.fits(env)
+
     def __getstate__(self) -> tuple[Any, ...]:
         # Views and closures cannot be pickled; `__init__` makes them again.
         return self.spec, self._scalar_actions, self._batch_invariant, self.weights
@@ -302,7 +306,7 @@ class MLPActor:
         inputs = [np.ones(augmented.shape[1], np.float32) for augmented in self._augmented]
         outputs = [layer_input[:-1] for layer_input in inputs[1:]]  # a layer writes into the input of the next
         obs_input, normalize = inputs[0][:-1], self._normalize if self.spec.normalize_obs else None
-        activate = _activation(self.spec.activation)
+        activate = activation_function(self.spec.activation)
         dots = [augmented.dot for augmented in self._augmented]
         hidden = tuple(zip(dots[:-1], inputs[:-1], outputs, strict=True))
         last_dot, last_input = dots[-1], inputs[-1]
@@ -330,7 +334,7 @@ class MLPActor:
         if self.spec.normalize_obs:
             x = x.astype(np.float32)
             self._normalize(x)
-        last, activate = len(self._layers) - 1, _activation(self.spec.activation)
+        last, activate = len(self._layers) - 1, activation_function(self.spec.activation)
         for layer, (weight, bias) in enumerate(self._layers):
             x = x.dot(weight.T)
             x += bias

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 from freerun.algorithms.policies.action_heads import Gaussian, SingleAct, mask_logits
 from freerun.algorithms.policies.device_actor import DeviceActor
+from freerun.algorithms.policies.image_layers import IMAGE_NETWORKS
+from freerun.algorithms.policies.image_networks import image_network
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, ActorSpec, flat_size, named_views
+from freerun.algorithms.policies.networks import TrunkNetwork, traceable
 from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, import_callable
 
 Network = Callable[[spaces.Box, int], nn.Module]
@@ -32,7 +35,7 @@ class ShapedNetwork(nn.Module):
         self._shape = shape
 
     def forward(self, obs: Tensor) -> Tensor:
-        output: Tensor = self.network(obs.reshape(-1, *self._shape))
+        output: Tensor = self.network(obs.reshape(-1, *self._shape).float())
         return output
 
 
@@ -99,7 +102,10 @@ class TorchActor:
 
     def torch_network(self) -> nn.Module:
         """Return a copy of the network, for export: normalised observations -> outputs."""
-        return copy.deepcopy(self._network)
+        network = copy.deepcopy(self._network)
+        if isinstance(network, TrunkNetwork):
+            network.head = traceable(network.head)
+        return network
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "torch", "network": self._name, "scalar_actions": self._scalar_actions, **asdict(self.spec)}
@@ -110,12 +116,21 @@ class TorchActor:
         fields = {name: value for name, value in description.items() if name != "kind"}
         name, scalar_actions = fields.pop("network"), fields.pop("scalar_actions")
         spec = ActorSpec.read(fields)
-        actor = cls(spec, build(name, env.policy_space, spec.output_size), name, scalar_actions, batch_invariant=False)
+        network: nn.Module
+        if name in IMAGE_NETWORKS:
+            network = image_network(name, env, spec)
+        else:
+            network = build(name, env.policy_space, spec.output_size)
+        actor = cls(spec, network, name, scalar_actions, batch_invariant=False)
         shapes = {name: array.shape for name, array in actor.arrays.items()}
         if {name: array.shape for name, array in arrays.items()} != shapes:
             raise UserError(f"the policy's arrays do not fit the network {name!r}, which has {shapes}")
         actor.load(np.concatenate([arrays[name].reshape(-1) for name in actor.arrays]))
         return actor
+
+    def fits(self, env: EnvSpec) -> bool:
+        """True if it takes the observations of an environment and chooses its actions."""
+        return self.spec.fits(env)
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.spec, self._network, self._name, self._scalar_actions, self._batch_invariant, self.weights

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freerun.algorithms.learners.fast_learner import Learner, learner_words
+from freerun.algorithms.policies.image_layers import IMAGE_NETWORKS, chosen_network
 from freerun.algorithms.policies.mlp_actor import Activation
-from freerun.core import Acceleration, Common, RunScale, UserError, require_positive
+from freerun.core import Acceleration, Common, EnvSpec, RunScale, UserError, require_positive
 
 STEPS_PER_UPDATE, MINIBATCH_SIZE, NUM_EPOCHS, LEARNING_RATE = 2048, 64, 10, 3e-4
 """The defaults for one environment, which are those of Stable-Baselines3, so that runs can be compared."""
@@ -78,7 +79,8 @@ class PPOConfig:
     max_importance_weight: float = 2.0
     """Limit of the weight of steps taken with older weights (V-trace: 1); it is exactly 1 without lag."""
     network: str | None = None
-    """Your own network as module:callable, for images and the like; see docs/own_networks.md. (An MLP if not given.)"""
+    """auto, mlp, nature, impala or small-cnn (docs/images.md), or your own network as module:callable
+    (docs/own_networks.md). auto, the default, takes a CNN where observations hold images, and an MLP elsewhere."""
     hidden_sizes: Common[tuple[int, ...]] = (64, 64)
     """Hidden layers of the policy and of the value function."""
     activation: Activation = "tanh"
@@ -146,6 +148,11 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
     return {name: value for name, value in values.items() if getattr(config, name) is None}
 
 
+def with_network(config: PPOConfig, env: EnvSpec) -> PPOConfig:
+    """Return settings with the network that is used: `auto` and `mlp` become the name of one, or None for an MLP."""
+    return dataclasses.replace(config, network=chosen_network(config.network, env))
+
+
 def with_sizes(config: PPOConfig) -> PPOConfig:
     """Return settings without open sizes: those of one environment, where nobody has filled them in."""
     return dataclasses.replace(config, **scaled_defaults(config, RunScale()))
@@ -155,7 +162,8 @@ def learner_note(config: PPOConfig, device: str) -> str:
     """What a run learns with, for its header."""
     steps, episodes = config.steps_per_update, config.episodes_per_update
     updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
-    learner = learner_words(config.learner, device, config.network)
+    network = f"{config.network} · " if config.network in IMAGE_NETWORKS else ""
+    learner = network + learner_words(config.learner, device, config.network)
     return (
         f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "
         f"learning rate {config.learning_rate:g} · {learner}"
