@@ -89,12 +89,9 @@ def main() -> None:
         for name, actor in actors().items():
             noise = actor.draw(np.random.default_rng(0), len(rows))
             head, act = np.zeros(actor.head_size, np.float32), actor.single()
-            calls = [functools.partial(act, rows[0], noise[0], head)]
-            calls += [functools.partial(actor.act, rows[:size], noise[:size]) for size in (4, 16)]
-            cells = [
-                median_us(call, max(20, options.calls // size)) / size
-                for call, size in zip(calls, (1, 4, 16), strict=True)
-            ]
+            calls = {1: functools.partial(act, rows[0], noise[0], head)}
+            calls |= {size: functools.partial(actor.act, rows[:size], noise[:size]) for size in (4, 16)}
+            cells = [median_us(call, max(20, options.calls // size)) / size for size, call in calls.items()]
             lines.append(f"| {name} | {' | '.join(f'{cell:.0f}' for cell in cells)} |")
         write, read = slot_us(max(20, options.calls // 10))
     lines += [
