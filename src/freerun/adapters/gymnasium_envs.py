@@ -29,7 +29,6 @@ from freerun.core import (
     EnvFailure,
     EnvSpaces,
     EnvSpec,
-    ObsGroups,
     Tracks,
     UserError,
     VectorEnv,
@@ -92,10 +91,10 @@ class GymnasiumFactory:
         """True if the environment has observations for the value function alone that are left out."""
         return self.policy_group_only and has_groups(self.spaces.observation)
 
-    def with_groups(self, obs_groups: ObsGroups | None) -> GymnasiumFactory:
-        """Return a factory of the same environments, whose observations are said to be rows of these groups."""
+    def with_parts_of(self, spec: EnvSpec) -> GymnasiumFactory:
+        """Return a factory of the same environments, whose rows are said to have the groups and images of `spec`."""
         described = copy.copy(self)
-        object.__setattr__(described, "spec", replace(self.spec, obs_groups=obs_groups))
+        object.__setattr__(described, "spec", replace(self.spec, obs_groups=spec.obs_groups, images=spec.images))
         return described
 
     def with_changes_from(self, box: EnvArgsBox) -> GymnasiumFactory:

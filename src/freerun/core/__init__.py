@@ -66,6 +66,7 @@ from freerun.core.errors import (
 from freerun.core.protocols import (
     Algorithm,
     BackgroundWork,
+    BatchablePolicy,
     Collector,
     Decision,
     Gauge,
@@ -124,6 +125,7 @@ __all__ = [
     "Array",
     "BackgroundWork",
     "Baseline",
+    "BatchablePolicy",
     "CallbackFailure",
     "ChangeableEnv",
     "Collector",

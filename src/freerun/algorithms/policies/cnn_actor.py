@@ -29,7 +29,7 @@ from freerun.algorithms.policies.mlp_actor import (
     flat_size,
     named_views,
 )
-from freerun.core import Array, Decision, EnvSpec, FloatArray, ImagePart, TensorActor, UserError
+from freerun.core import Array, Decision, EnvSpec, FloatArray, ImagePart, Policy, TensorActor, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +110,7 @@ class CNNActor:
         self._head = spec.make_head(scalar_actions)
         self.head_size = self._head.size
         self.draw = self._head.draw
+        self.decide = self._head.decide
         self.log_prob = self._head.log_prob
         layout = self._layout()
         self.weights: FloatArray = np.zeros(flat_size(layout), np.float32)
@@ -142,6 +143,11 @@ class CNNActor:
         from freerun.algorithms.policies.device_actor import DeviceActor  # workers do not import torch
 
         return DeviceActor(self.spec, self.torch_network(), self.arrays, self._scalar_actions, device, seed)
+
+    def batched_on(self, device: str) -> Policy:
+        from freerun.algorithms.policies.batched_actor import BatchedActor  # workers do not import torch
+
+        return BatchedActor(self, device)
 
     def torch_network(self) -> nn.Module:
         """Return a copy of the network in torch, for export: normalised observations -> outputs."""

@@ -26,7 +26,7 @@ from freerun.algorithms.policies.action_heads import (
 )
 from freerun.algorithms.policies.epsilon_greedy import EpsilonGreedy
 from freerun.algorithms.policies.output_cache import OutputCache
-from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, require_positive
+from freerun.core import Array, Decision, EnvSpec, FloatArray, Policy, TensorActor, UserError, require_positive
 
 if TYPE_CHECKING:
     import torch
@@ -207,6 +207,7 @@ class MLPActor:
         self._head = spec.make_head(scalar_actions)
         self.head_size = self._head.size
         self.draw = self._head.draw
+        self.decide = self._head.decide
         self.log_prob = self._head.log_prob
         layout = spec.layout()
         self.weights = np.zeros(flat_size(layout), np.float32)
@@ -227,6 +228,11 @@ class MLPActor:
         from freerun.algorithms.policies.device_actor import DeviceActor  # workers do not import torch
 
         return DeviceActor(self.spec, None, self.arrays, self._scalar_actions, device, seed)
+
+    def batched_on(self, device: str) -> Policy:
+        from freerun.algorithms.policies.batched_actor import BatchedActor  # workers do not import torch
+
+        return BatchedActor(self, device)
 
     def torch_network(self) -> nn.Module:
         """Return a copy of the network in torch, for export: normalised observations -> outputs."""

@@ -14,12 +14,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from freerun.algorithms.policies.action_heads import Gaussian, SingleAct, mask_logits
+from freerun.algorithms.policies.batched_actor import BatchedActor
 from freerun.algorithms.policies.device_actor import DeviceActor
 from freerun.algorithms.policies.image_layers import IMAGE_NETWORKS
 from freerun.algorithms.policies.image_networks import image_network
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, ActorSpec, flat_size, named_views
 from freerun.algorithms.policies.networks import TrunkNetwork, traceable
-from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, import_callable
+from freerun.core import Array, Decision, EnvSpec, FloatArray, Policy, TensorActor, UserError, import_callable
 
 Network = Callable[[spaces.Box, int], nn.Module]
 """A user's function from the observation space and the number of outputs to a module [N, *observation] -> [N, outputs].
@@ -74,6 +75,7 @@ class TorchActor:
         self._head = spec.make_head(scalar_actions)
         self.head_size = self._head.size
         self.draw = self._head.draw
+        self.decide = self._head.decide
         self.log_prob = self._head.log_prob
         self._map_weights()
 
@@ -99,6 +101,9 @@ class TorchActor:
     def on(self, device: torch.device, seed: int) -> TensorActor:
         network = copy.deepcopy(self._network)
         return DeviceActor(self.spec, network, self.arrays, self._scalar_actions, device, seed)
+
+    def batched_on(self, device: str) -> Policy:
+        return BatchedActor(self, device)
 
     def torch_network(self) -> nn.Module:
         """Return a copy of the network, for export: normalised observations -> outputs."""
