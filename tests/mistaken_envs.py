@@ -13,8 +13,9 @@ from gymnasium.vector import VectorEnv
 class Pixels(gymnasium.Env[Any, Any]):
     """Small images; episodes of five steps."""
 
-    def __init__(self, is_continuous: bool = False) -> None:
-        self.observation_space = spaces.Box(0, 255, (3, 8, 8), np.uint8)
+    def __init__(self, is_continuous: bool = False, num_frames: int = 0) -> None:
+        self._shape = (num_frames, 3, 8, 8) if num_frames else (3, 8, 8)
+        self.observation_space = spaces.Box(0, 255, self._shape, np.uint8)
         self.action_space = spaces.Box(-1, 1, (1,), np.float32) if is_continuous else spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -27,7 +28,7 @@ class Pixels(gymnasium.Env[Any, Any]):
         return self._observe(), 1.0, False, self._step == 5, {}
 
     def _observe(self) -> Any:
-        return self.np_random.integers(0, 256, (3, 8, 8), dtype=np.uint8)
+        return self.np_random.integers(0, 256, self._shape, dtype=np.uint8)
 
 
 class FourValues(gymnasium.Env[Any, Any]):

@@ -25,42 +25,45 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_pixels_in_an_mlp_are_told_in_one_line_of_log_and_terminal(run_dir: Path) -> None:
-    words = ["train", "mistaken_envs:Pixels", "--total-steps", "20", "--mode", "sequential", "--run-dir", str(run_dir)]
-    done = preloaded_python.run("-m", "freerun", *words, cwd=Path(__file__).parent)
+    words = ["train", "mistaken_envs:Pixels", "--network", "mlp", "--total-steps", "20", "--mode", "sequential"]
+    done = preloaded_python.run("-m", "freerun", *words, "--run-dir", str(run_dir), cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr
     shown = [line for line in done.stderr.splitlines() if "uint8 images of shape (3, 8, 8)" in line]
     (logged,) = [line for line in (run_dir / "log.txt").read_text().splitlines() if "uint8 images" in line]
     assert len(shown) == 1
     for line in (shown[0], logged):
         assert "192 pixels flattened into one row and unscaled (0 to 255)" in line
-        assert "--network (docs/own_networks.md)" in line
-        assert "returns features" in line
+        assert "--algo ppo has a CNN for them (docs/images.md)" in line
 
 
-def test_pixels_are_told_in_python_too(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    freerun.train(Pixels, run_dir=run_dir, **BRIEF)
-    (warning,) = warnings_of(caplog)
-    assert "uint8 images of shape (3, 8, 8)" in warning
-
-
+@pytest.mark.parametrize("normalize_obs", [None, True])
 def test_pixels_stay_unscaled_also_where_observations_are_normalised(
-    run_dir: Path, caplog: pytest.LogCaptureFixture
+    normalize_obs: bool | None, run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    freerun.train(Pixels, run_dir=run_dir, normalize_obs=True, **BRIEF)
+    freerun.train(Pixels, run_dir=run_dir, network="mlp", normalize_obs=normalize_obs, **BRIEF)
     (warning,) = warnings_of(caplog)
     assert "flattened into one row and unscaled (0 to 255)" in warning
 
 
-def test_an_algorithm_without_a_network_of_ones_own_names_the_one_that_has(
+def test_an_algorithm_without_networks_for_images_names_the_one_that_has(
     run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     freerun.train(Pixels, run_dir=run_dir, algo="sac", env_args={"is_continuous": True}, **BRIEF)
     (warning,) = warnings_of(caplog)
-    assert "choose --algo ppo and give a network of your own" in warning
+    assert "--algo ppo has a CNN for them" in warning
 
 
-def test_nothing_is_told_where_a_network_reads_the_pixels(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    freerun.train(Pixels, run_dir=run_dir, network=cnn, **BRIEF)
+def test_stacks_of_colour_pictures_need_a_network_of_ones_own(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    freerun.train(Pixels, run_dir=run_dir, env_args={"num_frames": 2}, **BRIEF)
+    (warning,) = warnings_of(caplog)
+    assert "give a network of your own, such as a CNN, with --network (docs/own_networks.md)" in warning
+
+
+@pytest.mark.parametrize("network", [None, cnn])
+def test_nothing_is_told_where_a_network_reads_the_pixels(
+    network: Any, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    freerun.train(Pixels, run_dir=run_dir, network=network, **BRIEF)
     assert warnings_of(caplog) == []
 
 

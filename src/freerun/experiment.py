@@ -123,7 +123,7 @@ def run(
         budget = Budget(config.total_steps, config.total_episodes)
         assert pool.tracks is not None  # `pool.collector` has made them
         made = (algorithm, collector, ledger, budget, pool.tracks, pool.incidents)
-        parts = RunParts(config, settings, pool.factory.spaces, *made, startup_seconds)
+        parts = RunParts(config, settings, pool.factory.spaces, *made, startup_seconds, pool.act_seconds)
         hooks = UpdateHooks(callbacks, parts, pool.env_args, folder.path)
         if resumed is not None:
             hooks.restore(resumed.state)

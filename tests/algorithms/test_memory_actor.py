@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from freerun.algorithms.policies.memory_actor import MemoryActor, restore_numpy
+from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
+from freerun.algorithms.policies.numpy_actors import restore_numpy
 from freerun.algorithms.policies.numpy_memory import GRU, LSTM, MemoryKind
 from freerun.algorithms.policies.recurrent_networks import RecurrentActorCritic
 from freerun.collecting.env_args_channel import EnvArgsChannel, with_env_args

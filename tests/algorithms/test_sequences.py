@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from toy_tensors import Counting
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
@@ -20,7 +21,7 @@ from freerun.algorithms.ppo.training_batch import flatten_segments
 from freerun.collecting.rollouts.rollout import Rollout, next_from
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
-from freerun.core import Segment, SingleLearner, TensorSegment, UserError
+from freerun.core import EnvSpec, ImagePart, Segment, SingleLearner, TensorSegment, UserError
 from freerun_envs.drone_sim import RoughDroneSim
 
 CPU = torch.device("cpu")
@@ -208,8 +209,12 @@ class SecondLearner(SingleLearner):
 def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:
     with pytest.raises(UserError, match="leave out --num-learners or --memory"):
         PPO(MAZE.spec, PPOConfig(memory="gru"), 0, "cpu", True, SecondLearner())
-    with pytest.raises(UserError, match="leave it out where --network names yours"):
+    with pytest.raises(UserError, match="--memory goes with an MLP: leave --network toy_networks:linear out"):
         PPOConfig(memory="gru", network="toy_networks:linear")
+    space = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+    pixels = EnvSpec(space, spaces.Discrete(2), images=(ImagePart(0, space.shape, 255.0),))
+    with pytest.raises(UserError, match="--memory goes with an MLP, and images get another network"):
+        PPO(pixels, PPOConfig(memory="gru"), 0, "cpu", True)
     with pytest.raises(UserError, match="--learner fast is for MLPs without a memory"):
         make(learner="fast")
     with pytest.raises(UserError, match="--memory-size must be"):

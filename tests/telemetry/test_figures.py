@@ -67,6 +67,17 @@ def test_only_what_is_there_is_advised(given: Situation, remedies: str) -> None:
     assert advice == f"workers wait 40% for slots: learning takes 1.7 × as long as collecting would; try {remedies}"
 
 
+def test_a_network_that_is_slow_for_workers_is_told() -> None:
+    """Two workers are busy for 0.95 * 2 seconds of a second, in which they make 400 steps: 4.75 ms for each."""
+    record = {**FINE, "learner_waiting_share": 0.6, "steps_per_second": 400.0}
+    advice = advise(record, Situation(2, act_seconds=0.004))
+    assert advice is not None
+    assert "the network takes 4.0 ms of the 4.8 ms of a worker's step: try a smaller --network" in advice
+    assert "--mode sync --act-on-device" in advice
+    assert advise(record, Situation(2, act_seconds=0.001)) is None
+    assert advise({**record, "learner_waiting_share": 0.1}, Situation(2, act_seconds=0.004)) is None
+
+
 def test_the_amount_of_learning_is_known_by_its_flag() -> None:
     settings = {"mode": "freerun", "num_workers": 2, "algo": "ppo", "num_epochs": 10}
     assert situation(settings).work_flag == "--num-epochs"

@@ -17,6 +17,7 @@ import freerun.adapters.catalog
 from freerun.adapters.action_masks import MaskSource, find_mask_source, has_choices
 from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
 from freerun.adapters.env_packages import not_installed, unregistered
+from freerun.adapters.env_wrappers import build_wrapped
 from freerun.adapters.images import image_shape
 from freerun.adapters.parallel_envs import ParallelEnvs
 from freerun.adapters.space_adapter import has_groups
@@ -28,7 +29,6 @@ from freerun.core import (
     EnvFailure,
     EnvSpaces,
     EnvSpec,
-    ObsGroups,
     Tracks,
     UserError,
     VectorEnv,
@@ -40,7 +40,7 @@ EnvName = str | Callable[..., "gymnasium.Env[Any, Any]"]
 # [module:][namespace/]name-v0
 GYMNASIUM_ID = re.compile(r"^(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+$")
 NO_PICTURES = "this environment draws no pictures: leave --render out"
-EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "pygame": "render"}
+EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "pygame": "render", "opencv": "atari"}
 """A word in the error about a missing dependency, and the extra of freerun that installs it."""
 
 
@@ -58,6 +58,8 @@ class GymnasiumFactory:
     """Leave out what only the value function may see, for an algorithm that has no use for it."""
     ignore_masks: bool = False
     """Leave out the masks of actions, for an algorithm that has no use for them."""
+    wrap: str | None = None
+    """The name of a wrapper around each environment (`env_wrappers.WRAPPERS`)."""
 
     def __post_init__(self) -> None:
         with contextlib.closing(self._build({}, {})) as env:
@@ -89,10 +91,10 @@ class GymnasiumFactory:
         """True if the environment has observations for the value function alone that are left out."""
         return self.policy_group_only and has_groups(self.spaces.observation)
 
-    def with_groups(self, obs_groups: ObsGroups | None) -> GymnasiumFactory:
-        """Return a factory of the same environments, whose observations are said to be rows of these groups."""
+    def with_parts_of(self, spec: EnvSpec) -> GymnasiumFactory:
+        """Return a factory of the same environments, whose rows are said to have the groups and images of `spec`."""
         described = copy.copy(self)
-        object.__setattr__(described, "spec", replace(self.spec, obs_groups=obs_groups))
+        object.__setattr__(described, "spec", replace(self.spec, obs_groups=spec.obs_groups, images=spec.images))
         return described
 
     def with_changes_from(self, box: EnvArgsBox) -> GymnasiumFactory:
@@ -108,12 +110,13 @@ class GymnasiumFactory:
         return EnvAdapter(build({}), self.policy_group_only, change_env, self.mask_source)
 
     def _build(self, extra: Mapping[str, Any], changed: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-        env = make(self.env, {**self.env_args, **changed, **extra})
+        args = {**self.env_args, **changed, **extra}
+        env = build_wrapped(self.wrap, lambda more: make(self.env, {**more, **args}))
         return env if self.max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
 
     def make(self, num_envs: int) -> VectorEnv:
         vectorised = freerun.adapters.catalog.VECTORISED.get(self.env) if isinstance(self.env, str) else None
-        if vectorised is not None and self.max_episode_steps is None:
+        if vectorised is not None and self.max_episode_steps is None and self.wrap is None:
             env: VectorEnv = import_callable(vectorised, "environment")(num_envs, **self.env_args)
             if env.spec.has_mask == self.spec.has_mask:  # otherwise it has masks, which are left out here
                 return env if self.box is None else FixedArgsEnvs(env, self.box, str(self.env))

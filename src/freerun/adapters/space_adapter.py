@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from freerun.adapters.action_masks import MASK_KEY
+from freerun.adapters.images import image_parts
 from freerun.core import ActionSpace, Array, EnvSpaces, EnvSpec, ObsGroups, UserError, mask_space
 
 POLICY_GROUP, CRITIC_GROUP = "policy", "critic"
@@ -73,6 +74,7 @@ class SpaceAdapter:
             policy_actions,
             max_episode_steps=max_episode_steps,
             obs_groups=obs_groups if is_row else None,
+            images=image_parts(parts[0]),
         )
         self.convert_action = _action_converter(action_space)
         """A function from the policy's action to an action of the environment's space; None if they are the same."""

@@ -107,6 +107,11 @@ class ModeOptions:
         """True if the mode asks the algorithm how much there is to learn from each segment."""
         return False
 
+    @property
+    def acts_on_device(self) -> bool:
+        """True if the learner's process chooses all actions, with the policy's network on the learner's device."""
+        return False
+
     def check(self, demand: Demand) -> None:
         """Raise UserError if the mode cannot serve an algorithm with this demand. By default it can serve all."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -26,6 +27,27 @@ class EnvSpaces(NamedTuple):
 
     observation: spaces.Space[Any]
     action: spaces.Space[Any]
+
+
+class ImagePart(NamedTuple):
+    """An image within the row of numbers that a policy sees."""
+
+    start: int
+    """Where its first pixel stands in the row."""
+    shape: tuple[int, int, int]
+    """As the environment has it: channels first or last."""
+    highest: float = 255.0
+    """The brightest value that a pixel can take. Networks divide by it."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
+
+    @classmethod
+    def read(cls, fields: Sequence[Any]) -> ImagePart:
+        """An image from JSON, where tuples have become lists."""
+        start, (first, second, third), highest = fields
+        return cls(int(start), (int(first), int(second), int(third)), float(highest))
 
 
 class ObsGroups(NamedTuple):
@@ -61,6 +83,8 @@ class EnvSpec:
     """The time limit: no episode has more steps. None if there is no limit, or if it is not known."""
     obs_groups: ObsGroups | None = None
     """The groups that an observation consists of. None if policy and value function see all of it."""
+    images: tuple[ImagePart, ...] = ()
+    """The images within what the policy sees, in their order. A network that knows of none sees plain numbers."""
 
     @classmethod
     def of_groups(cls, obs_groups: ObsGroups, action_space: ActionSpace, reports_final_obs: bool) -> EnvSpec:

@@ -129,6 +129,15 @@ def empty_memory(policy: Policy, num_envs: int) -> FloatArray | None:
     return None if remembering is None else np.zeros((num_envs, remembering.memory_size), np.float32)
 
 
+@runtime_checkable
+class BatchablePolicy(Policy, Protocol):
+    """A policy whose network can run on the learner's device, for all environments of a mode at once."""
+
+    def batched_on(self, device: str) -> Policy:
+        """Return the same policy with its network there. It chooses the same actions, up to rounding."""
+        ...
+
+
 class Collector(Protocol):
     """A mode, as users choose it with --mode: where workers live, what they hand over, who waits for whom."""
 

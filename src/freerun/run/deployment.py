@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from freerun.adapters.space_adapter import SpaceAdapter, policy_part
 from freerun.adapters.tensor_envs import is_only_tensors
-from freerun.algorithms.policies.memory_actor import MemoryActor, restore_numpy
-from freerun.algorithms.policies.mlp_actor import MLPActor
+from freerun.algorithms.policies.numpy_actors import NumpyActor, restore_numpy
 from freerun.core import EnvSpaces, EnvSpec, UserError
 from freerun.persistence import checkpoint
 from freerun.persistence.run_folder import POLICY, PolicyFile, RunFolder, read_policy
@@ -76,16 +75,14 @@ class SavedPolicy:
         env_spec = SpaceAdapter(policy_part(env_spaces, has_mask), env_spaces.action).spec
         # A file from elsewhere may hold a network of other sizes, which would fail much later and less clearly.
         actor = self._restore(file, env_spec, trust)
-        if not actor.spec.fits(env_spec):
+        if not actor.fits(env_spec):
             raise UserError(f"{self.policy_path} holds a network that does not fit the spaces of its environment")
         return TrainedPolicy(actor, env_spaces, self.settings, seed)
 
-    def _restore(
-        self, file: PolicyFile, env_spec: EnvSpec, trust: Sequence[str]
-    ) -> MLPActor | MemoryActor | TorchActor:
+    def _restore(self, file: PolicyFile, env_spec: EnvSpec, trust: Sequence[str]) -> NumpyActor | TorchActor:
         if file.description.get("kind") != "torch":
             return restore_numpy(file.arrays, file.description)
-        from freerun.algorithms.policies.torch_actor import TorchActor  # only here: others need no torch
+        from freerun.algorithms.policies.torch_actor import TorchActor  # only here: an MLP needs no torch
 
         config = self.settings(trust)
         network = config.algorithm.network if find_algorithm(config.algo).traits.has_network else None

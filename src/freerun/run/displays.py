@@ -57,7 +57,11 @@ def _title(parts: RunParts) -> str:
         how = f"{config.mode}, {config.collector.num_envs:,} environments as tensors on {config.device}"
     title = f"freerun · {parts.settings['env']} · {config.algo} · {how} · seed {config.seed}"
     note = find_algorithm(config.algo).traits.learner_note
-    return title if note is None else f"{title} · {note(config.algorithm, config.device)}"
+    if note is None:
+        return title
+    # As the algorithm uses them: it chooses a network by the environment. Not all algorithms keep their settings.
+    settings = getattr(parts.algorithm, "config", config.algorithm)
+    return f"{title} · {note(settings, config.device)}"
 
 
 def make_trackers(run: TrackedRun) -> list[MetricSink]:

@@ -75,7 +75,7 @@ def output_names(policy: TrainedPolicy) -> list[str]:
 
 
 def _module(policy: TrainedPolicy) -> ExportedModule:
-    actor: Any = policy.actor  # a policy that was loaded from a file is one of those that it takes
+    actor: Any = policy.actor  # a policy that was loaded from a file is a NumpyActor or a TorchActor
     return ExportedModule(actor, EnvSpaces(policy.observation_space, policy.action_space))
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from freerun.adapters.action_masks import MASK_KEY
 from freerun.algorithms.policies.memory_actor import MemoryActor
-from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, MLPActor
+from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT
 from freerun.algorithms.policies.networks import masked_logits
+from freerun.algorithms.policies.numpy_actors import NumpyActor
 from freerun.algorithms.policies.torch_actor import TorchActor
 from freerun.core import Array, EnvSpaces, UserError, mask_space
 
@@ -121,7 +122,7 @@ class ExportedModule(nn.Module):
     high: Tensor
     start: Tensor
 
-    def __init__(self, actor: MLPActor | MemoryActor | TorchActor, env_spaces: EnvSpaces):
+    def __init__(self, actor: NumpyActor | TorchActor, env_spaces: EnvSpaces):
         super().__init__()
         self._memory_size = actor.memory_size if isinstance(actor, MemoryActor) else 0
         self._spec, self._space = actor.spec, env_spaces.action

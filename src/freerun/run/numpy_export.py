@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from freerun.adapters.space_adapter import SpaceAdapter
-from freerun.algorithms.policies.memory_actor import MemoryActor, restore_numpy
-from freerun.algorithms.policies.mlp_actor import MLPActor
+from freerun.algorithms.policies.numpy_actors import NumpyActor, restore_numpy
 from freerun.core import Array, EnvSpaces, UserError
 from freerun.persistence.space_codec import pack_spaces, unpack_spaces
 from freerun.run.trained_policy import TrainedPolicy
@@ -26,8 +25,10 @@ MOST_BYTES = 1 << 30
 
 def save(policy: TrainedPolicy, path: Path) -> None:
     """Write the arrays of a policy, its description and its spaces. Raises UserError if numpy cannot run it."""
-    if not isinstance(policy.actor, MLPActor | MemoryActor):
-        raise UserError("numpy cannot run a network of your own: export it with --to onnx or --to torchscript")
+    if not isinstance(policy.actor, NumpyActor):
+        raise UserError(
+            "numpy cannot run a network of your own or impala: export it with --to onnx or --to torchscript"
+        )
     spaces = pack_spaces(EnvSpaces(policy.observation_space, policy.action_space))
     about = json.dumps({**policy.actor.describe(), "spaces": spaces})
     arrays: dict[str, Any] = {ABOUT: np.frombuffer(about.encode(), np.uint8), **policy.actor.arrays}
@@ -47,7 +48,7 @@ def load(path: Path, seed: int | None = None) -> TrainedPolicy:
         description = json.loads(arrays.pop(ABOUT).tobytes())
         env_spaces = unpack_spaces(description.pop("spaces"))
         actor = restore_numpy(arrays, description)
-        fits = actor.spec.fits(SpaceAdapter(*env_spaces).spec)
+        fits = actor.fits(SpaceAdapter(*env_spaces).spec)
     except (zipfile.BadZipFile, LookupError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
         raise UserError(f"{path} is not a policy that freerun exported: {error}") from None
     # A policy with NaN in its weights would act at random without any error.

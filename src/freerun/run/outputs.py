@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any
 
 from freerun.collecting.rollouts.evaluation_episodes import PeriodicEvaluation
@@ -99,7 +100,8 @@ class RunOutputs:
         parts.ledger.write_to(self._lines["ledger"])
         if config.watch:
             self.page = displays.open_page(folder.path, config.quiet, stack)
-        self._recent = RecentRecords(situation(parts.settings, _has_idle_gpu(config)))
+        known = replace(situation(parts.settings, _has_idle_gpu(config)), act_seconds=parts.act_seconds)
+        self._recent = RecentRecords(known)
         self._checkpoints = self._make_checkpoint_sink(resumed)
         # With --adapt the number of workers changes: shares of busy time refer to those that are active.
         num_active = (lambda: parts.collector.num_workers) if config.adapting.adapt else None

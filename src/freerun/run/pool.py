@@ -13,6 +13,7 @@ from freerun.collecting.env_args_channel import EnvArgsChannel, with_env_args
 from freerun.collecting.scheduling.joint_collector import JointCollector, share_of_start
 from freerun.core import (
     Algorithm,
+    BatchablePolicy,
     Collector,
     CollectorSettings,
     LearnerGroup,
@@ -24,9 +25,11 @@ from freerun.core import (
     SharedSeed,
     SingleLearner,
     StartPoint,
+    UserError,
     background_stages,
 )
 from freerun.persistence.incidents import IncidentFile
+from freerun.run.actor_cost import act_seconds
 from freerun.run.self_tuning import tuning_bounds
 from freerun.settings.config import AnyConfig
 from freerun.settings.factories import hands_over_episodes, run_seed
@@ -48,6 +51,8 @@ class Pool:
             self.factory = factory.with_changes_from(self.env_args.box)
         self.tracks: SharedTracks | None = None
         self.incidents = IncidentFile()
+        self.act_seconds = 0.0
+        """How long the workers' policy takes for one action; 0 if workers choose none."""
         self._collector: ReusableCollector | None = None
         self._shape: dict[str, Any] = {}
         """What the policy of the workers is like, besides its weights."""
@@ -106,7 +111,13 @@ class Pool:
         if isinstance(self.factory, TensorEnvs):
             return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
         options = [] if mode.traits.options is ModeOptions else [config.collector]
-        policy = algorithm.policy if self.env_args is None else with_env_args(algorithm.policy, self.env_args)
+        policy = algorithm.policy
+        if not mode.traits.lockstep:
+            self.act_seconds = act_seconds(policy, self.factory.spec)
+        if config.collector.acts_on_device:
+            policy = _on_device(policy, config)
+        if self.env_args is not None:
+            policy = with_env_args(policy, self.env_args)
         collector = mode.load()(self.factory, policy, settings, *options)
         if config.collector.rates_segments:  # `check_fit` has refused algorithms that cannot rate them
             cast(PriorityCollector, collector).prefer(cast(RatingAlgorithm, algorithm).importance)
@@ -121,6 +132,18 @@ class Pool:
 def _shape(policy: Policy) -> dict[str, Any]:
     """Return all that the workers' policy must share with one whose weights they are to take."""
     return {**policy.describe(), "arrays": {name: array.shape for name, array in policy.arrays.items()}}
+
+
+def _on_device(policy: Policy, config: AnyConfig) -> Policy:
+    """Return the policy with its network on the learner's device."""
+    if config.deterministic:
+        raise UserError(
+            "--deterministic needs actions that do not depend on how many environments share a batch: leave "
+            "--act-on-device out"
+        )
+    if not isinstance(policy, BatchablePolicy):
+        raise UserError(f"the policy of --algo {config.algo} cannot act in batches: leave --act-on-device out")
+    return policy.batched_on(config.device)
 
 
 def worker_modules(env: EnvName) -> list[str]:

@@ -33,6 +33,8 @@ class RunParts:
     incidents: IncidentFile
     startup_seconds: float
     """How long it took to start the workers."""
+    act_seconds: float = 0.0
+    """How long a worker's policy takes for one action; 0 if workers choose none."""
 
 
 def summarize(parts: RunParts, outcome: str, error: str | None, wall_seconds: float) -> dict[str, Any]:

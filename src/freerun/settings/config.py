@@ -111,6 +111,9 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     env_args: Common[EnvArgs] = field(default_factory=dict)
     """Arguments for the environment, as names and values: --env-args mean_seconds 0.005 kind busy, or the same with
     equals signs: --env-args mean_seconds=0.005 kind=busy."""
+    wrap: Literal["atari"] | None = None
+    """Wrap each environment: atari gives 84 × 84 grey pixels, an action every four frames, and the newest four
+    observations (ALE/Pong-v5 and others, freerun[atari]; docs/images.md)."""
     headless: bool = True
     """For Isaac Lab: run the simulator without a window."""
     max_episode_steps: Common[int | None] = None
@@ -195,7 +198,9 @@ HELP_GROUPS = {
         "What the run starts from. Flags override what a file or a preset says.",
         ("start", "init_from", "init_optimizer"),
     ),
-    "environment": HelpGroup("What is learned.", ("env", "env_args", "max_episode_steps", "headless", "env_settings")),
+    "environment": HelpGroup(
+        "What is learned.", ("env", "env_args", "wrap", "max_episode_steps", "headless", "env_settings")
+    ),
     "algorithm": HelpGroup("How it is learned.", ("algo", "algorithm", "device", "learner_threads", "num_learners")),
     "workers": HelpGroup(
         "How steps are collected.",

@@ -34,6 +34,8 @@ def make_envs(config: AnyConfig) -> GymnasiumFactory | TensorEnvs:
         raise UserError(
             "--max-episode-steps is not for environments that are tensors: they have a time limit of their own"
         )
+    if config.wrap is not None:
+        raise UserError("--wrap is not for environments that are tensors: leave it out")
     return make_tensors(config, config.collector.num_envs, config.num_workers or 1, config.seed)
 
 
@@ -98,14 +100,15 @@ def _ignores_masks(config: AnyConfig) -> bool:
     return not find_algorithm(config.algo).traits.has_action_mask
 
 
-def env_recipe(config: AnyConfig) -> tuple[EnvName, dict[str, Any], int | None, bool, bool]:
+def env_recipe(config: AnyConfig) -> tuple[EnvName, dict[str, Any], int | None, bool, bool, str | None]:
     """Return what the environments of a run are made of: the arguments of a `GymnasiumFactory`."""
     if is_only_tensors(config.env):
         raise UserError(
             f"{config.env} is stepped as tensors, never alone: leave out --eval-every, and use freerun eval afterwards"
         )
     env, env_args = config.env_settings.recipe(config.env, config.env_args)
-    return env, env_args, config.max_episode_steps, _policy_group_only(config), _ignores_masks(config)
+    unused = _policy_group_only(config), _ignores_masks(config)
+    return env, env_args, config.max_episode_steps, *unused, config.wrap
 
 
 def make_algorithm(
@@ -155,9 +158,13 @@ def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorith
     found = []
     traits = find_algorithm(config.algo).traits
     if factory.image_shape is not None and isinstance(algorithm.policy, MLPActor | MemoryActor):
-        first = "" if traits.has_network else f"choose --algo {_first_with_network()} and "
         raw = images_go_raw(factory.image_shape)
-        found.append(f"{raw}; {first}{IMAGE_ADVICE}")
+        if factory.spec.images:
+            advice = f"--algo {_first_with_network()} has a CNN for them (docs/images.md)"
+        else:
+            first = "" if traits.has_network else f"choose --algo {_first_with_network()} and "
+            advice = f"{first}{IMAGE_ADVICE}"
+        found.append(f"{raw}; {advice}")
     if factory.hides_critic_group:
         able = [name for name, entry in ALGORITHMS.items() if entry.traits.has_critic_group]
         found.append(

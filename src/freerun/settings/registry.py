@@ -153,7 +153,8 @@ WORKER_MODULES = (
     "freerun.collecting.modes.freerun",
     "freerun.collecting.modes.pipes",
     "freerun.adapters.gymnasium_envs",
-    "freerun.algorithms.policies.memory_actor",  # with the MLP
+    "freerun.algorithms.policies.cnn_actor",  # and with it mlp_actor
+    "freerun.algorithms.policies.memory_actor",
 )
 
 

@@ -14,6 +14,8 @@ MUCH_WAITING_SHARE = 0.2
 """Advice is given when workers wait for more of their time than this."""
 MUCH_RESTARTING_SHARE = 0.05
 MUCH_LEARNER_WAITING_SHARE = 0.5
+SLOW_ACTION_SECONDS, MUCH_ACTING_SHARE = 3e-4, 0.5
+"""A network is too slow for a worker if it takes at least this long, and this share of a step."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Situation:
     """The flag that sets how much is learned from each step, such as --num-epochs; None if it is not known."""
     work: float = 0.0
     """The value of that flag. The time of an update grows in proportion to it."""
+    act_seconds: float = 0.0
+    """How long a worker's policy takes for one action; 0 if workers choose none, or if it is not known."""
 
     @property
     def has_several_workers(self) -> bool:
@@ -134,6 +138,8 @@ def _about_waiting(metrics: Mapping[str, float], situation: Situation) -> str | 
         )
     if slot + weights > MUCH_WAITING_SHARE:
         return _about_slow_learner(metrics, situation, "slots" if slot > weights else "weights", slot + weights)
+    if share("learner_waiting") > MUCH_WAITING_SHARE and (slow := _about_slow_network(metrics, situation)):
+        return slow
     # A learner that waits is normal with slow environments. More workers help only if cores are idle.
     cpu_has_room = not FIGURES["cpu_percent"].is_good(metrics.get("cpu_percent", 100.0))
     if share("learner_waiting") > MUCH_LEARNER_WAITING_SHARE and cpu_has_room:
@@ -165,6 +171,21 @@ def _about_slow_learner(metrics: Mapping[str, float], situation: Situation, what
     tried = remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
     late = f"workers wait {waiting:.0%} for {what}: learning takes {too_slow:.1f} × as long as collecting would"
     return f"{late}; try {tried}"
+
+
+def _about_slow_network(metrics: Mapping[str, float], situation: Situation) -> str | None:
+    """Say so if workers spend most of their time on the network and not on their environments."""
+    busy, rate = metrics.get("workers_busy_share", 0.0), metrics.get("steps_per_second", 0.0)
+    if situation.act_seconds < SLOW_ACTION_SECONDS or not (busy and rate and situation.num_workers):
+        return None
+    # Workers are busy for `busy * num_workers` seconds of a second, in which they make `rate` steps.
+    step_seconds = busy * situation.num_workers / rate
+    if situation.act_seconds < MUCH_ACTING_SHARE * step_seconds:
+        return None
+    return (
+        f"the network takes {situation.act_seconds * 1e3:.1f} ms of the {step_seconds * 1e3:.1f} ms of a worker's "
+        "step: try a smaller --network, or with a GPU --mode sync --act-on-device, which chooses all actions at once"
+    )
 
 
 def _about_targets(metrics: Mapping[str, float], situation: Situation) -> str | None:

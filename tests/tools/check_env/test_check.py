@@ -110,6 +110,17 @@ class PixelsAmongOthers(Pixels):
         return {"camera": super().observe(), "speed": np.array([self.position], np.float32)}
 
 
+class Films(Pixels):
+    """Two pictures at a time, each with channels of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (2, 4, 5, 3), np.uint8)
+
+    def observe(self) -> Any:
+        return np.stack([super().observe()] * 2)
+
+
 class CountsTooFar(Walk):
     def __init__(self) -> None:
         super().__init__()
@@ -375,9 +386,8 @@ def findings_of(env: str | EnvClass, topic: str, num_episodes: int = 3) -> list[
         (HugeActions, "spaces", "warning", "5000", "Box(-1, 1)"),
         (UnboundedActions, "spaces", "warning", "no bounds", "Box(-1, 1)"),
         (TightBounds, "spaces", "warning", "outside", "widen the bounds"),
-        (Pixels, "spaces", "warning", "images of shape (4, 5, 3)", "docs/own_networks.md"),
-        (Pixels, "spaces", "warning", "60 pixels flattened into one row and unscaled", "returns features"),
-        (PixelsAmongOthers, "spaces", "warning", "images of shape (4, 5, 3)", "docs/own_networks.md"),
+        (Films, "spaces", "warning", "images of shape (2, 4, 5, 3)", "docs/own_networks.md"),
+        (Films, "spaces", "warning", "120 pixels flattened into one row and unscaled", "returns features"),
         (DoublesInASpaceOfFloats, "values", "warning", "is float64, but observation_space says float32", "astype"),
         (NaNObs, "values", "problem", "nan in the observation, after 3 steps of the episode", "division by zero"),
         (WrongShape, "values", "problem", "(2, 1), but observation_space says (2,), after 0 steps", "same shape"),
@@ -435,6 +445,12 @@ def test_a_good_environment_is_all_good(env: str | EnvClass, env_args: Mapping[s
     assert [finding for finding in findings if finding.level != "ok"] == []
     topics = [topic for topic in (*check_topics.TOPICS, *check_topics.STEP_TOPICS) if topic != "masks"]  # it has none
     assert [finding.topic for finding in findings] == topics
+
+
+@pytest.mark.parametrize("env", [Pixels, PixelsAmongOthers])
+def test_images_that_a_cnn_takes_need_no_remedy(env: EnvClass) -> None:
+    (finding,) = findings_of(env, "spaces")
+    assert finding.level == "ok"
 
 
 def test_one_fault_does_not_hide_the_other_topics() -> None:

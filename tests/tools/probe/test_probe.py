@@ -111,7 +111,7 @@ def test_cartpole_beside_busy_loops_does_not_sleep() -> None:
     loops = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(3 * measure.num_cores())]
     try:
         policy = make_algorithm(make_config({"env": "CartPole-v1", **LIGHT}), GymnasiumFactory("CartPole-v1")).policy
-        with contextlib.closing(EnvTrial(("CartPole-v1", {}, None, False, False))) as trial:
+        with contextlib.closing(EnvTrial(("CartPole-v1", {}, None, False, False, None))) as trial:
             trial.answer("building the environment", 60.0)
             trial.ask("play", policy, 1.0)
             played = trial.answer("playing", 60.0)

@@ -12,10 +12,10 @@ Learner = Literal["auto", "fast", "torch"]
 def uses_fast_learner(learner: Learner, device: str, network: str | None = None, has_memory: bool = False) -> bool:
     """True if gradients are written out in numpy: for MLPs, on a CPU, unless torch was asked for.
 
-    `network` names the user's own network, where the algorithm takes one and the user has given one.
+    `network` names a network that is no MLP, where the algorithm has one.
     """
     if learner == "fast" and network is not None:
-        raise UserError("--learner fast is for MLPs: leave it out where --network names one of your own")
+        raise UserError("--learner fast is for MLPs: leave it out for images and networks of your own")
     if learner == "fast" and has_memory:
         raise UserError("--learner fast is for MLPs without a memory: leave it out with --memory")
     if learner == "fast" and device != "cpu":

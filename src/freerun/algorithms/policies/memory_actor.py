@@ -11,7 +11,7 @@ import numpy as np
 from freerun.algorithms.policies.action_heads import SingleAct
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor, flat_size, named_views, normalizer
 from freerun.algorithms.policies.numpy_memory import MemoryKind, layout, make_cell
-from freerun.core import Array, Decision, FloatArray, MemoryTensorActor, UserError
+from freerun.core import Array, Decision, EnvSpec, FloatArray, MemoryTensorActor, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -168,6 +168,10 @@ class MemoryActor:
         actor.load(np.concatenate([arrays[name].reshape(-1) for name in actor.arrays]))
         return actor
 
+    def fits(self, env: EnvSpec) -> bool:
+        """True if it takes the observations of an environment and chooses its actions."""
+        return self.spec.fits(env)
+
     def __getstate__(self) -> tuple[Any, ...]:
         # As `MLPActor`: `__init__` makes views and closures again.
         return self.spec, self.kind, self._size, self._scalar_actions, self._batch_invariant, self.weights
@@ -176,9 +180,3 @@ class MemoryActor:
         *arguments, weights = state
         self.__init__(*arguments)  # type: ignore[misc]
         self.load(weights)
-
-
-def restore_numpy(arrays: Mapping[str, Array], description: Mapping[str, Any]) -> MLPActor | MemoryActor:
-    """A policy that numpy runs, from what `arrays` and `describe` of another one have returned."""
-    kind = MemoryActor if description.get("kind") == "memory" else MLPActor
-    return kind.restore(arrays, description)

@@ -26,7 +26,7 @@ from freerun.algorithms.policies.action_heads import (
 )
 from freerun.algorithms.policies.epsilon_greedy import EpsilonGreedy
 from freerun.algorithms.policies.output_cache import OutputCache
-from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, require_positive
+from freerun.core import Array, Decision, EnvSpec, FloatArray, Policy, TensorActor, UserError, require_positive
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +186,7 @@ def elu(x: FloatArray, out: FloatArray) -> None:
     out += negative
 
 
-def _activation(name: Activation) -> Callable[..., Any]:
+def activation_function(name: Activation) -> Callable[..., Any]:
     """A function of an array and `out`, the array to write to."""
     activations: dict[Activation, Callable[..., Any]] = {
         "tanh": np.tanh,
@@ -220,6 +220,7 @@ class MLPActor:
         self._head = spec.make_head(scalar_actions)
         self.head_size = self._head.size
         self.draw = self._head.draw
+        self.decide = self._head.decide
         self.log_prob = self._head.log_prob
         layout = spec.layout()
         self.weights = np.zeros(flat_size(layout), np.float32)
@@ -241,6 +242,11 @@ class MLPActor:
         from freerun.algorithms.policies.device_actor import DeviceActor  # workers do not import torch
 
         return DeviceActor(self.spec, None, self.arrays, self._scalar_actions, device, seed)
+
+    def batched_on(self, device: str) -> Policy:
+        from freerun.algorithms.policies.batched_actor import BatchedActor  # workers do not import torch
+
+        return BatchedActor(self, device)
 
     def torch_network(self) -> nn.Module:
         """Return a copy of the network in torch, for export: normalised observations -> outputs."""
@@ -264,6 +270,10 @@ class MLPActor:
             raise UserError(f"the policy's arrays {shapes} do not fit its description {actor.spec.layout()}")
         actor.load(np.concatenate([arrays[name].reshape(-1) for name in actor.arrays]))
         return actor
+
+    def fits(self, env: EnvSpec) -> bool:
+        """True if it takes the observations of an environment and chooses its actions."""
+        return self.spec.fits(env)
 
     def __getstate__(self) -> tuple[Any, ...]:
         # Views and closures cannot be pickled; `__init__` makes them again.
@@ -316,7 +326,7 @@ class MLPActor:
         inputs = [np.ones(augmented.shape[1], np.float32) for augmented in self._augmented]
         outputs = [layer_input[:-1] for layer_input in inputs[1:]]  # a layer writes into the input of the next
         obs_input, normalize = inputs[0][:-1], self._normalize
-        activate = _activation(self.spec.activation)
+        activate = activation_function(self.spec.activation)
         dots = [augmented.dot for augmented in self._augmented]
         hidden = tuple(zip(dots[:-1], inputs[:-1], outputs, strict=True))
         last_dot, last_input = dots[-1], inputs[-1]
@@ -344,7 +354,7 @@ class MLPActor:
         if self._normalize is not None:
             x = x.astype(np.float32)
             self._normalize(x)
-        last, activate = len(self._layers) - 1, _activation(self.spec.activation)
+        last, activate = len(self._layers) - 1, activation_function(self.spec.activation)
         for layer, (weight, bias) in enumerate(self._layers):
             x = x.dot(weight.T)
             x += bias

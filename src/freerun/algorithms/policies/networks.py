@@ -48,7 +48,24 @@ def mlp_from(spec: ActorSpec, arrays: Mapping[str, FloatArray]) -> nn.Sequential
     """The network of a policy that workers run in numpy, from its arrays, with torch's own tanh: it can be traced."""
     network = mlp((spec.obs_size, *spec.hidden_sizes, spec.output_size), spec.activation, 1.0)
     network.load_state_dict({name: torch.from_numpy(arrays[name].copy()) for name in network.state_dict()})
+    return traceable(network)
+
+
+def traceable(network: nn.Sequential) -> nn.Sequential:
+    """The same layers with torch's own tanh, which torch's exporters can follow."""
     return nn.Sequential(*(nn.Tanh() if isinstance(layer, Tanh) else layer for layer in network))
+
+
+class TrunkNetwork(nn.Module):
+    """A network of two parts: a trunk, which another network may share, and a head on the trunk's features."""
+
+    def __init__(self, trunk: nn.Module, head: nn.Sequential):
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.head(self.trunk(rows))  # type: ignore[no-any-return]
 
 
 def flatten_parameters(module: nn.Module) -> nn.Parameter:
@@ -112,7 +129,7 @@ class StackedMLP(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """A policy and a value function without shared layers, behind one observation normaliser.
+    """A policy and a value function behind one observation normaliser. Only networks for images share layers.
 
     Where an observation consists of several groups, each of them sees its own, and none the mask.
     """
@@ -121,7 +138,8 @@ class ActorCritic(nn.Module):
     obs_scale: Tensor
 
     def __init__(self, spec: ActorSpec, own_networks: tuple[nn.Module, nn.Module] | None = None):
-        """`own_networks` are the user's own, for the policy and for the value function. Without them both are MLPs."""
+        """`own_networks` are for images, or the user's own: the policy's and the value function's. Without them both
+        are MLPs."""
         super().__init__()
         self.spec = spec
         if own_networks is None:
@@ -155,6 +173,16 @@ class ActorCritic(nn.Module):
         has_more = self.spec.has_more_than_policy_sees
         seen = normalized_obs[:, self.seen_by_critic] if has_more else normalized_obs
         return self.critic(seen).squeeze(-1)  # type: ignore[no-any-return]
+
+    def head_and_value(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]:
+        """What `head` and `value` return, with a trunk that both share computed once."""
+        actor, critic = self.actor, self.critic
+        if not (isinstance(actor, TrunkNetwork) and isinstance(critic, TrunkNetwork) and actor.trunk is critic.trunk):
+            return self.head(normalized_obs), self.value(normalized_obs)
+        features = actor.trunk(normalized_obs[:, : self.spec.obs_size])
+        output = actor.head(features)
+        output = masked_logits(output, normalized_obs) if self.spec.has_mask else output
+        return output, critic.head(features).squeeze(-1)
 
     def log_prob(self, head: Tensor, action: Tensor) -> Tensor:
         """Log-probabilities [N] of actions, given the actor's output `head`."""

@@ -14,9 +14,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from freerun.algorithms.policies.action_heads import Gaussian, SingleAct, mask_logits
+from freerun.algorithms.policies.batched_actor import BatchedActor
 from freerun.algorithms.policies.device_actor import DeviceActor
+from freerun.algorithms.policies.image_layers import IMAGE_NETWORKS
+from freerun.algorithms.policies.image_networks import image_network
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, ActorSpec, flat_size, named_views
-from freerun.core import Array, Decision, EnvSpec, FloatArray, TensorActor, UserError, import_callable
+from freerun.algorithms.policies.networks import TrunkNetwork, traceable
+from freerun.core import Array, Decision, EnvSpec, FloatArray, Policy, TensorActor, UserError, import_callable
 
 Network = Callable[[spaces.Box, int], nn.Module]
 """A user's function from the observation space and the number of outputs to a module [N, *observation] -> [N, outputs].
@@ -32,7 +36,7 @@ class ShapedNetwork(nn.Module):
         self._shape = shape
 
     def forward(self, obs: Tensor) -> Tensor:
-        output: Tensor = self.network(obs.reshape(-1, *self._shape))
+        output: Tensor = self.network(obs.reshape(-1, *self._shape).float())
         return output
 
 
@@ -71,6 +75,7 @@ class TorchActor:
         self._head = spec.make_head(scalar_actions)
         self.head_size = self._head.size
         self.draw = self._head.draw
+        self.decide = self._head.decide
         self.log_prob = self._head.log_prob
         self._map_weights()
 
@@ -97,9 +102,15 @@ class TorchActor:
         network = copy.deepcopy(self._network)
         return DeviceActor(self.spec, network, self.arrays, self._scalar_actions, device, seed)
 
+    def batched_on(self, device: str) -> Policy:
+        return BatchedActor(self, device)
+
     def torch_network(self) -> nn.Module:
         """Return a copy of the network, for export: normalised observations -> outputs."""
-        return copy.deepcopy(self._network)
+        network = copy.deepcopy(self._network)
+        if isinstance(network, TrunkNetwork):
+            network.head = traceable(network.head)
+        return network
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "torch", "network": self._name, "scalar_actions": self._scalar_actions, **asdict(self.spec)}
@@ -110,12 +121,21 @@ class TorchActor:
         fields = {name: value for name, value in description.items() if name != "kind"}
         name, scalar_actions = fields.pop("network"), fields.pop("scalar_actions")
         spec = ActorSpec.read(fields)
-        actor = cls(spec, build(name, env.policy_space, spec.output_size), name, scalar_actions, batch_invariant=False)
+        network: nn.Module
+        if name in IMAGE_NETWORKS:
+            network = image_network(name, env, spec)
+        else:
+            network = build(name, env.policy_space, spec.output_size)
+        actor = cls(spec, network, name, scalar_actions, batch_invariant=False)
         shapes = {name: array.shape for name, array in actor.arrays.items()}
         if {name: array.shape for name, array in arrays.items()} != shapes:
             raise UserError(f"the policy's arrays do not fit the network {name!r}, which has {shapes}")
         actor.load(np.concatenate([arrays[name].reshape(-1) for name in actor.arrays]))
         return actor
+
+    def fits(self, env: EnvSpec) -> bool:
+        """True if it takes the observations of an environment and chooses its actions."""
+        return self.spec.fits(env)
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.spec, self._network, self._name, self._scalar_actions, self._batch_invariant, self.weights

@@ -33,7 +33,7 @@ def ppo_losses(
     net: ActorCritic, config: PPOConfig, minibatch: TrainingBatch, advantage_of_all: Tensor | None = None
 ) -> PPOLosses:
     """Where other learners have some of the minibatch's rows, `advantage_of_all` holds the advantages of all rows."""
-    head = net.head(minibatch.obs)
+    head, value = net.head_and_value(minibatch.obs)
     # log ratio = log pi(a | s) - log pi_proximal(a | s)
     log_ratio = net.log_prob(head, minibatch.action) - minibatch.proximal_log_prob
 
@@ -46,7 +46,6 @@ def ppo_losses(
     objective = clipped_objective(log_ratio.exp(), advantage, config.clip_range)
     policy_loss = -mean_or_zero(minibatch.importance_weight * objective)
     # Value loss: mean((V(s_t) - target_t)^2)
-    value = net.value(minibatch.obs)
     value_error = (value - minibatch.value_target).square()
     if config.value_clip is not None:
         value_error = torch.maximum(value_error, clipped_value_error(value, minibatch, config.value_clip))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from freerun.algorithms.learners.fast_learner import uses_fast_learner
 from freerun.algorithms.learners.shared_update import (
@@ -19,6 +19,9 @@ from freerun.algorithms.learners.shared_update import (
     first_episode,
     mean_or_zero,
 )
+from freerun.algorithms.policies.cnn_actor import CNNActor
+from freerun.algorithms.policies.image_layers import CONV_PLANS, IMAGE_NETWORKS, has_other_numbers
+from freerun.algorithms.policies.image_networks import image_networks
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
@@ -35,7 +38,13 @@ from freerun.algorithms.ppo.objective import (
     policy_change,
     ppo_losses,
 )
-from freerun.algorithms.ppo.ppo_config import PPOConfig, learner_note, scaled_defaults, with_sizes
+from freerun.algorithms.ppo.ppo_config import (
+    PPOConfig,
+    learner_note,
+    scaled_defaults,
+    with_network,
+    with_sizes,
+)
 from freerun.algorithms.ppo.reward_scale import RewardScale, scaled_reward
 from freerun.algorithms.ppo.sequences import SequenceSteps
 from freerun.algorithms.ppo.training_batch import (
@@ -63,6 +72,8 @@ from freerun.cuda_graphs import GraphedFunction
 
 ENTROPY_ROWS = 4096
 """The entropy metric is measured on this many rows, which is precise enough."""
+ENTROPY_ROWS_OF_IMAGES = 512
+"""The same for networks that are no MLPs: on a CPU, a CNN takes a quarter of a millisecond for a row."""
 MAX_KL_FACTOR = 1.5
 """An update stops once the KL divergence exceeds `target_kl` by this factor, as in OpenAI's Spinning Up."""
 
@@ -100,7 +111,7 @@ class PPO:
         deterministic: bool,
         learner_group: LearnerGroup | None = None,
     ):
-        self.config = config = with_sizes(config)
+        self.config = config = with_network(with_sizes(config), env)
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
         is_fast = uses_fast_learner(config.learner, device, config.network, config.has_memory)
@@ -132,7 +143,7 @@ class PPO:
             self._losses, self._policy_change, goes_too_far, descend, self._device, self._acceleration
         )
         self._graphed_preparation = GraphedFunction(self._prepare_grid, self._device, self._acceleration)
-        self._obs_moments = RunningMoments((self.net.row_size,))
+        self._obs_moments = RunningMoments(self.net.obs_mean[self._measured].shape)
         self.reward_scale = RewardScale(config.gamma)
         self._segments: list[AnySegment] = []
         self._sizes: list[SegmentSize] = []  # of the segments of all learners
@@ -141,20 +152,29 @@ class PPO:
     def _make_networks(self, env: EnvSpec, seed: int, deterministic: bool) -> tuple[ActorCritic, Policy]:
         """The networks that learn, and the policy that travels to the workers."""
         config, network = self.config, self.config.network
-        hidden_sizes = config.hidden_sizes if network is None else ()
+        images = env.images if network in IMAGE_NETWORKS else ()
+        hidden_sizes = config.hidden_sizes if network is None or has_other_numbers(images, env) else ()
         groups = (env.observation_space,) if env.obs_groups is None else env.obs_groups.present
         self._is_normalized = torch.from_numpy(np.concatenate([needs_normalizing(group) for group in groups]))
+        for image in images:
+            self._is_normalized[image.start : image.stop] = False
+        self._measured = self._is_normalized if images else slice(None)
         normalize_obs = bool(config.normalize_obs and self._is_normalized.any())
         spec = ActorSpec.of(env, hidden_sizes, config.activation, normalize_obs)
         scalar_actions = isinstance(env.action_space, spaces.Discrete)
         # The seed of the networks must not reseed others that draw from torch's global generator.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            own_networks = None
-            if network is not None:
+            own_networks: tuple[nn.Module, nn.Module] | None = None
+            if images:
+                own_networks = image_networks(network, env, spec, config.hidden_sizes)
+            elif network is not None:
                 actor = build(network, env.policy_space, spec.output_size)
                 own_networks = actor, build(network, env.critic_space, 1)
             net = make_actor_critic(spec, own_networks, config.memory, config.memory_size)
+            for image in images:
+                # Where other numbers are normalised, the normaliser divides the pixels too (`ImageTrunk`).
+                net.obs_scale[image.start : image.stop] = 1 / image.highest
             if spec.gaussian_size:
                 net.log_std.data.fill_(config.initial_log_std)
         policy: Policy
@@ -162,6 +182,8 @@ class PPO:
             policy = MemoryActor(spec, config.memory, config.memory_size, scalar_actions, deterministic)
         elif network is None:
             policy = MLPActor(spec, scalar_actions, batch_invariant=deterministic)
+        elif network in CONV_PLANS:
+            policy = CNNActor(spec, images, network, scalar_actions)
         else:
             name = callable_name(network)
             policy = TorchActor(spec, net.actor, name, scalar_actions, batch_invariant=deterministic)
@@ -230,7 +252,7 @@ class PPO:
                 grid = grid._replace(reward=scaled_reward(grid.reward, factor))
             return grid.obs.flatten(0, 1).flatten(1), TrainingBatch(*self._graphed_preparation(*grid))
         segments = segments or [self._empty_segment]
-        flat = flatten_segments(segments, self._device)
+        flat = flatten_segments(segments, self._device, keeps_bytes=self.config.network is not None)
         reward = flat.reward
         if self.config.normalize_reward:
             # On the host, as the advantages are: see `prepare_flat_batch`.
@@ -303,7 +325,8 @@ class PPO:
         target_of_all: Tensor,
         value_of_all: Tensor,
     ) -> Metrics:
-        seen = batch.obs[:ENTROPY_ROWS]
+        num_rows = ENTROPY_ROWS if self.config.network is None else ENTROPY_ROWS_OF_IMAGES
+        seen = batch.obs[:num_rows]
         if self._memory_steps is not None:
             seen = self._memory_steps.seen(torch.arange(len(seen), device=self._device))
         entropy = mean_or_zero(self.net.entropy(self.net.head(seen)))
@@ -330,10 +353,13 @@ class PPO:
         }
 
     def _update_obs_moments(self, obs: Tensor) -> None:
-        self._obs_moments.update(obs, self._learner_group)
+        # Without pixels: moments are computed in float64, and a batch of images would take eight times its memory.
+        measured = self._measured
+        self._obs_moments.update(obs[:, measured], self._learner_group)
         mean, scale = (torch.from_numpy(moment) for moment in (self._obs_moments.mean, self._obs_moments.scale))
-        self.net.obs_mean.copy_(torch.where(self._is_normalized, mean, 0.0))
-        self.net.obs_scale.copy_(torch.where(self._is_normalized, scale, 1.0))
+        is_normalized, net = self._is_normalized[measured], self.net
+        net.obs_mean[measured] = torch.where(is_normalized, mean, 0.0).to(net.obs_mean)
+        net.obs_scale[measured] = torch.where(is_normalized, scale, 1.0).to(net.obs_scale)
 
     def _goes_too_far(self, kl: Tensor) -> Tensor:
         assert self.config.target_kl is not None

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freerun.algorithms.learners.fast_learner import Learner, learner_words
+from freerun.algorithms.policies.image_layers import IMAGE_NETWORKS, chosen_network
 from freerun.algorithms.policies.mlp_actor import Activation
 from freerun.algorithms.policies.numpy_memory import MemoryKind
-from freerun.core import Acceleration, Common, RunScale, UserError, require_positive
+from freerun.core import Acceleration, Common, EnvSpec, RunScale, UserError, require_positive
 
 STEPS_PER_UPDATE, MINIBATCH_SIZE, NUM_EPOCHS, LEARNING_RATE = 2048, 64, 10, 3e-4
 """The defaults for one environment, which are those of Stable-Baselines3, so that runs can be compared."""
@@ -81,7 +82,8 @@ class PPOConfig:
     max_importance_weight: float = 2.0
     """Limit of the weight of steps taken with older weights (V-trace: 1); it is exactly 1 without lag."""
     network: str | None = None
-    """Your own network as module:callable, for images and the like; see docs/own_networks.md. (An MLP if not given.)"""
+    """auto, mlp, nature, impala or small-cnn (docs/images.md), or your own network as module:callable
+    (docs/own_networks.md). auto, the default, takes a CNN where observations hold images, and an MLP elsewhere."""
     hidden_sizes: Common[tuple[int, ...]] = (64, 64)
     """Hidden layers of the policy and of the value function."""
     activation: Activation = "tanh"
@@ -120,8 +122,8 @@ class PPOConfig:
             raise UserError("--desired-kl and --anneal-learning-rate both set the learning rate: give one of them")
         if self.value_clip is not None and self.value_clip <= 0:
             raise UserError(f"--value-clip must be above 0, not {self.value_clip:g}")
-        if self.has_memory and self.network is not None:
-            raise UserError("--memory is a cell of freerun's own network: leave it out where --network names yours")
+        if self.has_memory and self.network not in (None, "auto", "mlp"):
+            raise UserError(f"--memory goes with an MLP: leave --network {self.network} out, or --memory")
         if not 0 <= self.burn_in < self.sequence_steps:
             raise UserError(f"--burn-in must be at least 0 and below --sequence-steps, not {self.burn_in}")
         if self.clip_range <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
@@ -168,6 +170,17 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
     return {name: value for name, value in values.items() if getattr(config, name) is None}
 
 
+def with_network(config: PPOConfig, env: EnvSpec) -> PPOConfig:
+    """Return settings with the network that is used: `auto` and `mlp` become the name of one, or None for an MLP."""
+    network = chosen_network(config.network, env)
+    if config.has_memory and network is not None:
+        raise UserError(
+            "--memory goes with an MLP, and images get another network: leave --memory out, or give --network mlp, "
+            "which takes pixels as any other numbers"
+        )
+    return dataclasses.replace(config, network=network)
+
+
 def with_sizes(config: PPOConfig) -> PPOConfig:
     """Return settings without open sizes: those of one environment, where nobody has filled them in."""
     return dataclasses.replace(config, **scaled_defaults(config, RunScale()))
@@ -177,7 +190,8 @@ def learner_note(config: PPOConfig, device: str) -> str:
     """What a run learns with, for its header."""
     steps, episodes = config.steps_per_update, config.episodes_per_update
     updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
-    learner = learner_words(config.learner, device, config.network, config.has_memory)
+    network = f"{config.network} · " if config.network in IMAGE_NETWORKS else ""
+    learner = network + learner_words(config.learner, device, config.network, config.has_memory)
     return (
         f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "
         f"learning rate {config.learning_rate:g} · {learner}"

@@ -20,12 +20,17 @@ from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.returns import gae, vtrace
 from freerun.core import AnySegment, Array, EnvSpec, Segment, TensorSegment
 
+LARGE_ROW = 4096
+"""Observations of at least this many numbers are taken for images."""
+ROWS_OF_IMAGES = 1024
+"""Images that go through a network together where no gradient is wanted."""
+
 
 class TrainingBatch(NamedTuple):
     """N rows that stay as they are while the networks change."""
 
     obs: Tensor
-    """[N, observation], normalised."""
+    """[N, observation], normalised. Images are bytes here, which the network scales."""
     action: Tensor
     proximal_log_prob: Tensor
     """Under the weights at the start of the update."""
@@ -105,15 +110,17 @@ def empty_segment(env: EnvSpec) -> Segment:
     return Segment(obs, action, none, none, flag, flag, obs, number, number, seconds=0.0)
 
 
-def flatten_segments(segments: Sequence[AnySegment], device: torch.device) -> FlatBatch:
-    """Join segments, which are all arrays or all tensors."""
+def flatten_segments(segments: Sequence[AnySegment], device: torch.device, keeps_bytes: bool = False) -> FlatBatch:
+    """Join segments, which are all arrays or all tensors.
+
+    With `keeps_bytes`, arrays of bytes stay so: images take a quarter of the memory until a network sees them."""
     tensors = [segment for segment in segments if isinstance(segment, TensorSegment)]
     if tensors:
         return _flatten_tensors(tensors, device)
-    return _flatten_arrays([segment for segment in segments if isinstance(segment, Segment)], device)
+    return _flatten_arrays([segment for segment in segments if isinstance(segment, Segment)], device, keeps_bytes)
 
 
-def _flatten_arrays(segments: Sequence[Segment], device: torch.device) -> FlatBatch:
+def _flatten_arrays(segments: Sequence[Segment], device: torch.device, keeps_bytes: bool) -> FlatBatch:
     num_columns = sum(segment.reward.shape[1] for segment in segments)
     rows = np.zeros((max(len(segment.reward) for segment in segments), num_columns), np.int64)
     mask = np.zeros(rows.shape, np.bool_)
@@ -135,12 +142,16 @@ def _flatten_arrays(segments: Sequence[Segment], device: torch.device) -> FlatBa
     def tensor(array: Array) -> Tensor:
         return torch.from_numpy(array).to(device)
 
+    def tensor_of_obs(rows: Tensor) -> Tensor:
+        rows = rows.flatten(1)
+        return rows if keeps_bytes and rows.dtype == torch.uint8 else rows.float()
+
     def flat(name: str) -> Tensor:
         arrays = [getattr(segment, name) for segment in segments]
         return tensor(np.concatenate([array.reshape(math.prod(array.shape[:2]), *array.shape[2:]) for array in arrays]))
 
     return FlatBatch(
-        obs=flat("obs").flatten(1).float(),
+        obs=tensor_of_obs(flat("obs")),
         action=flat("action"),
         log_prob=flat("log_prob"),
         reward=flat("reward"),
@@ -150,7 +161,7 @@ def _flatten_arrays(segments: Sequence[Segment], device: torch.device) -> FlatBa
         rows=tensor(rows),
         mask=tensor(mask),
         boundary=tensor(np.concatenate(boundaries)),
-        boundary_next_obs=tensor(np.concatenate(boundary_next_obs)).flatten(1).float(),
+        boundary_next_obs=tensor_of_obs(tensor(np.concatenate(boundary_next_obs))),
     )
 
 
@@ -220,11 +231,12 @@ def prepare_flat_batch(
     next_obs = net.normalize(batch.boundary_next_obs)
     seen, next_seen = (obs, next_obs) if remember is None else remember(obs, next_obs)
     lag = version - batch.version
-    value = net.value(seen)
+    value = _in_parts(net.value, seen)
     proximal = behaviour
     # This waits for the device, but spares a pass through the actor in all modes without lag.
     if lag.any():
-        proximal = proximal_log_prob(behaviour, net.log_prob(net.head(seen), action), lag)
+        head = _in_parts(net.head, seen)
+        proximal = proximal_log_prob(behaviour, net.log_prob(head, action), lag)
     weight = importance_weight(proximal, behaviour, _max_weight(config))
     if not len(value):  # other learners have all rows of this update
         return TrainingBatch(obs, action, proximal, weight, value, value, value)
@@ -233,7 +245,7 @@ def prepare_flat_batch(
     next_value = torch.zeros_like(value)
     has_next_row = mask[:-1] & mask[1:]
     next_value[rows[:-1][has_next_row]] = value[rows[1:][has_next_row]]
-    next_value[batch.boundary] = net.value(next_seen)
+    next_value[batch.boundary] = _in_parts(net.value, next_seen)
     # Padding stands for row 0. Its numbers are computed with, but `ended` keeps them apart and `mask` drops them.
     terminated, ended = batch.terminated[rows], batch.ended[rows] | ~mask
     ended[:-1] |= ~mask[1:]  # a segment may end before its episode: nothing flows back from beyond it
@@ -244,6 +256,15 @@ def prepare_flat_batch(
     flat = torch.empty((2, *value.shape), dtype=value.dtype, device=value.device)
     flat[:, rows[mask]] = torch.stack(results).to(value.device)[:, mask]
     return TrainingBatch(obs, action, proximal, weight, flat[0], flat[1] + value, value)
+
+
+def _in_parts(compute: Callable[[Tensor], Tensor], obs: Tensor) -> Tensor:
+    """Apply a network to all rows. Images go through it in parts: what its layers compute takes ten times their memory.
+
+    MLPs take all rows at once, which is faster."""
+    if obs.shape[1] < LARGE_ROW or len(obs) <= ROWS_OF_IMAGES:
+        return compute(obs)
+    return torch.cat([compute(part) for part in torch.split(obs, ROWS_OF_IMAGES)])
 
 
 def proximal_log_prob(behaviour: Tensor, recomputed: Tensor, lag: Tensor) -> Tensor:

@@ -24,15 +24,25 @@ from freerun.core import (
 
 @dataclass(frozen=True)
 class SyncConfig(ModeOptions):
-    """Mode `sync` with environments that are tensors."""
+    """Mode `sync`: where its policy acts, and environments that are tensors."""
 
     num_envs: Common[int | None] = None
     """The number of environments that are tensors (64 if not given). Others have a process each: --num-workers."""
     num_steps_per_env: int | None = None
     """Steps of each environment, where they are tensors, before the learner's turn (24 if not given)."""
 
+    act_on_device: bool = False
+    """Choose the actions of all environments in one batch, on the learner's --device: for networks that are too slow
+    for a CPU (docs/images.md)."""
+
     def __post_init__(self) -> None:
         require_positive(self, "num_envs", "num_steps_per_env")
+        if self.act_on_device and self.num_envs is not None:
+            raise UserError("the policy of environments that are tensors is on their device: leave --act-on-device out")
+
+    @property
+    def acts_on_device(self) -> bool:
+        return self.act_on_device
 
     @property
     def unit_steps(self) -> int | None:

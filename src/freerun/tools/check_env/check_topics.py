@@ -23,7 +23,7 @@ from freerun.adapters.action_masks import (
 )
 from freerun.adapters.env_adapter import EnvAdapter
 from freerun.adapters.gymnasium_envs import EnvName, make
-from freerun.adapters.images import IMAGE_ADVICE, image_shape, images_go_raw
+from freerun.adapters.images import IMAGE_ADVICE, has_unknown_images, image_shape, images_go_raw
 from freerun.core import EnvFailure, UserError, episode_seed
 from freerun.tools.check_env.recorded_episode import (
     REPLAY_SECONDS,
@@ -133,7 +133,7 @@ def check_spaces(checked: CheckedEnv) -> Iterator[Verdict]:
             size = f"reach {largest:g}" if math.isfinite(largest) else "have no bounds"
             advice = "declare Box(-1, 1) and scale inside the environment: a new policy acts within about ±1"
             yield "warning", f"actions {size}", advice
-    if shape := image_shape(env.observation_space):
+    if (shape := image_shape(env.observation_space)) and has_unknown_images(env.observation_space):
         yield "warning", images_go_raw(shape), IMAGE_ADVICE
     yield from checked.faults("spaces")
     note = "" if read == env.observation_space else f", converted to {_describe(read)}"

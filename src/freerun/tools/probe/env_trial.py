@@ -25,7 +25,7 @@ from freerun.core import EnvFailure, EnvSpec, Policy, UserError, WorkerDied, Wor
 from freerun.transport import processes
 from freerun.transport.stack_capture import StackFile
 
-Recipe = tuple[EnvName, dict[str, Any], int | None, bool, bool]
+Recipe = tuple[EnvName, dict[str, Any], int | None, bool, bool, str | None]
 """The arguments of a `GymnasiumFactory`."""
 MOST_STEPS = 20_000
 ENOUGH_STEPS, ENOUGH_EPISODES, ENOUGH_SECONDS = 3000, 20, 1.0

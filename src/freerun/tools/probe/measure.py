@@ -159,7 +159,7 @@ def _sample(values: list[float]) -> tuple[float, ...]:
 def stand_in_for(spec: EnvSpec, episode_steps: int) -> GymnasiumFactory:
     """An environment of noise with the same spaces, whose steps cost nothing."""
     spaces = {"observation_space": spec.observation_space, "action_space": spec.action_space}
-    return GymnasiumFactory(NoiseEnv, {**spaces, "episode_steps": episode_steps}).with_groups(spec.obs_groups)
+    return GymnasiumFactory(NoiseEnv, {**spaces, "episode_steps": episode_steps}).with_parts_of(spec)
 
 
 def _race(config: Config, trial: EnvTrial, policy: Policy, step_seconds: float) -> float:

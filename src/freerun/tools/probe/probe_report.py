@@ -16,14 +16,17 @@ from rich.table import Table
 from freerun.collecting.modes.continuous import THREADS_PAY_OFF
 from freerun.core import Demand, callable_name
 from freerun.settings.registry import MODES, find_mode
+from freerun.telemetry.advice import SLOW_ACTION_SECONDS
 from freerun.tools.probe.auto_mode import Probe, enough_of, sentence, why
-from freerun.tools.probe.candidates import FEWEST_UPDATES, WAITS_BELOW
+from freerun.tools.probe.candidates import FEWEST_UPDATES, SLOTS_PER_WORKER, WAITS_BELOW
 from freerun.tools.probe.forecast import Forecast
 from freerun.tools.probe.measure import Config
 from freerun.tools.probe.measurement import Environment, Measurement, TensorMeasurement, vector_seconds
 from freerun.tools.probe.predict import expected_max, overlap_ceiling
 from freerun.tools.probe.update_costs import update_cost
 
+LARGE_STEP_BYTES, USUAL_SEGMENT = 10_000, 128
+"""Steps of this size, such as those with images, fill the memory before anything else does."""
 HEAVY_TAIL = 3.0
 """A 99th percentile of at least this many times the median is reported."""
 
@@ -99,6 +102,17 @@ def findings(probe: Probe) -> list[str]:
     else:
         found.append(f"Step times are even: the 99th percentile is {tail:.1f} times the median.")
     found.append(_about_episodes(env))
+    if env.bytes_per_step >= LARGE_STEP_BYTES:
+        found.append(
+            f"A step takes {env.bytes_per_step / 1e3:.0f} kB of shared memory on its way to the learner. Segments of "
+            f"{USUAL_SEGMENT} steps take {SLOTS_PER_WORKER * USUAL_SEGMENT * env.bytes_per_step / 1e6:.0f} MB for each "
+            f"worker, beside its own {env.megabytes:.0f} MB."
+        )
+    if measured.inference_seconds > max(SLOW_ACTION_SECONDS, steps["mean"]):
+        found.append(
+            f"The network is slower than the environment: an action takes {shown(measured.inference_seconds)}. Try a "
+            "smaller --network, or with a GPU --mode sync --act-on-device, which chooses all actions in one batch."
+        )
     if env.threads_speed_up is not None:
         says = "leaves" if env.threads_speed_up >= THREADS_PAY_OFF else "mostly holds"
         found.append(f"It {says} Python's lock while it steps: two threads step {env.threads_speed_up:.1f} × as fast.")

@@ -1,0 +1,93 @@
+"""Steps per second with images: workers that choose their own actions, beside one batch on the learner's device.
+
+Each case trains PPO for a few seconds on noise of 84 × 84 × 4 bytes, whose steps take a given time, with one epoch per
+update. Nothing is written but what is printed.
+
+python benchmarks/batched_inference.py --device cuda --num-workers 16
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import tyro
+from gymnasium import spaces
+
+import freerun
+
+NUM_FRAMES = 64
+CASES: dict[str, dict[str, Any]] = {
+    "freerun, workers act": {"mode": "freerun", "segment_steps": 64, "max_lag": 1},
+    "sync, the learner's process acts in numpy": {"mode": "sync"},
+    "sync --act-on-device": {"mode": "sync", "act_on_device": True},
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    device: str = "cpu"
+    """Of the learner."""
+    num_workers: int = 2
+    network: tuple[str, ...] = ("nature", "impala")
+    total_steps: int = 2048
+    """Of each case."""
+    steps_per_update: int = 512
+    step_seconds: float = 0.0005
+    """How long a step of the environment computes."""
+
+
+class BusyPixels(gymnasium.Env[Any, Any]):
+    """Noise, with steps that keep a core busy for a given time."""
+
+    def __init__(self, step_seconds: float):
+        self.observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        self.action_space = spaces.Discrete(6)
+        self._frames = np.random.default_rng(0).integers(0, 256, (NUM_FRAMES, 4, 84, 84), np.uint8)
+        self._step_seconds = step_seconds
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._frames[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        ends_at = time.perf_counter() + self._step_seconds
+        while time.perf_counter() < ends_at:
+            pass
+        self._step += 1
+        return self._frames[self._step % NUM_FRAMES], 1.0, False, self._step == 500, {}
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    print(f"{options.num_workers} workers, learner on {options.device}, steps of {options.step_seconds * 1e3:g} ms")
+    for network in options.network:
+        for name, settings in CASES.items():
+            with tempfile.TemporaryDirectory() as scratch:
+                result = freerun.train(
+                    "batched_inference:BusyPixels",
+                    env_args={"step_seconds": options.step_seconds},
+                    network=network,
+                    device=options.device,
+                    num_workers=options.num_workers,
+                    total_steps=options.total_steps,
+                    steps_per_update=options.steps_per_update,
+                    minibatch_size=options.steps_per_update,
+                    num_epochs=1,
+                    run_dir=Path(scratch) / "run",
+                    quiet=True,
+                    **settings,
+                )
+            summary = result.summary
+            print(f"{network:8} {name:45} {summary['steps_per_second']:8.0f} steps/s")
+
+
+if __name__ == "__main__":
+    main()
