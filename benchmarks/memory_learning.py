@@ -234,6 +234,8 @@ def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) 
             )
     lines += [
         "",
+        "RecurrentPPO has an LSTM for the policy and another one for the value function, and their MLPs see nothing "
+        "else. In freerun both share one cell, and see the observation too.",
         "All collect and learn in turns. The systems took turns too, but others used the machine at the same time, so "
         "the seconds are rough.",
         "",

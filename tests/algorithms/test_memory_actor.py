@@ -141,7 +141,7 @@ def test_it_is_pickled_and_restored_with_its_weights(kind: MemoryKind) -> None:
     for copy in (pickle.loads(pickle.dumps(actor)), restore_numpy(actor.arrays, actor.describe())):
         assert as_memory_policy(copy) is not None
         np.testing.assert_array_equal(copy.act(obs, None).head, actor.act(obs, None).head)
-    wrong: list[dict[str, Any]] = [{"memory": "elman"}, {"memory_size": 0}, {"memory_size": 7}]
+    wrong: list[dict[str, Any]] = [{"memory": "elman"}, {"memory_size": 0}, {"memory_size": 10**15}]
     for change in wrong:
         with pytest.raises(UserError, match=r"does not know|do not fit its description"):
             restore_numpy(actor.arrays, {**actor.describe(), **change})

@@ -21,6 +21,18 @@ CELL = "memory."
 """The names of the cell's arrays begin with this."""
 
 
+def _mlp_spec(spec: ActorSpec, size: int) -> ActorSpec:
+    """The MLP behind the cell: it sees observations that are normalised already, without the critic's group."""
+    return replace(spec, obs_size=spec.obs_size + size, normalize_obs=False, critic_obs_size=0)
+
+
+def actor_layout(spec: ActorSpec, kind: MemoryKind, size: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the arrays in the flat buffer, in order: normaliser, cell, MLP."""
+    normalizer_shapes = {name: (spec.obs_size,) for name in ("obs_mean", "obs_scale") if spec.normalize_obs}
+    cell = {CELL + name: shape for name, shape in layout(kind, spec.obs_size, size).items()}
+    return {**normalizer_shapes, **cell, **_mlp_spec(spec, size).layout()}
+
+
 class MemoryActor:
     """A `MemoryPolicy`: the cell remembers, and the MLP sees the observation and the output of the cell side by side.
 
@@ -37,15 +49,11 @@ class MemoryActor:
         self._batch_invariant = batch_invariant
         self._cell = make_cell(kind, spec.obs_size, size)
         self.memory_size = self._cell.memory_size
-        # It takes what the cell is done with: an observation that is normalised, without the critic's group.
-        seen = replace(spec, obs_size=spec.obs_size + size, normalize_obs=False, critic_obs_size=0)
-        self._mlp = MLPActor(seen, scalar_actions, batch_invariant)
+        self._mlp = MLPActor(_mlp_spec(spec, size), scalar_actions, batch_invariant)
         self.head_size, self.draw, self.log_prob = self._mlp.head_size, self._mlp.draw, self._mlp.log_prob
-        normalizer_size = {"obs_mean": (spec.obs_size,), "obs_scale": (spec.obs_size,)} if spec.normalize_obs else {}
-        cell = {CELL + name: shape for name, shape in layout(kind, spec.obs_size, size).items()}
-        self.layout: dict[str, tuple[int, ...]] = {**normalizer_size, **cell, **seen.layout()}
-        self.weights = np.zeros(flat_size(self.layout), np.float32)
-        self.arrays: dict[str, FloatArray] = named_views(self.weights, self.layout)
+        shapes = actor_layout(spec, kind, size)
+        self.weights = np.zeros(flat_size(shapes), np.float32)
+        self.arrays: dict[str, FloatArray] = named_views(self.weights, shapes)
         self._normalize = normalizer(self.arrays) if spec.normalize_obs else None
         self._refresh()
 
@@ -161,10 +169,11 @@ class MemoryActor:
         kind, size, scalar_actions = (fields.pop(name) for name in ("memory", "memory_size", "scalar_actions"))
         if kind not in ("gru", "lstm") or not isinstance(size, int) or size < 1:
             raise UserError(f"the policy has a memory that this version of freerun does not know: {description}")
-        actor = cls(ActorSpec.read(fields), kind, size, bool(scalar_actions))
-        shapes = {name: array.shape for name, array in arrays.items()}
-        if shapes != actor.layout:
-            raise UserError(f"the policy's arrays {shapes} do not fit its description {actor.layout}")
+        spec, shapes = ActorSpec.read(fields), {name: array.shape for name, array in arrays.items()}
+        # Before anything is allocated: a file from elsewhere may describe a policy of any size.
+        if shapes != (described := actor_layout(spec, kind, size)):
+            raise UserError(f"the policy's arrays {shapes} do not fit its description {described}")
+        actor = cls(spec, kind, size, bool(scalar_actions))
         actor.load(np.concatenate([arrays[name].reshape(-1) for name in actor.arrays]))
         return actor
 
