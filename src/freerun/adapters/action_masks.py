@@ -107,9 +107,9 @@ class MaskReader:
             raise ValueError(f"it has {len(mask)} numbers, but there are {self.size} choices: give one for each choice")
         return mask
 
-    def allows_something(self, mask: Mask) -> bool:
-        """True if there is a choice for every action."""
-        return bool(np.logical_or.reduceat(mask, self.first_choices).all())
+    def allows_something(self, mask: Mask) -> Any:
+        """True if there is a choice for every action; of several masks [B, choices], an array [B]."""
+        return np.logical_or.reduceat(mask, self.first_choices, axis=-1).all(axis=-1)
 
 
 class EnvMasks:

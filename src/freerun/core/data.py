@@ -40,10 +40,14 @@ class Segment:
     after_gap: NDArray[np.bool_] | None = None
     """True where earlier steps of the same episode are missing, because a queue has dropped them or hands them over
     later: nobody may take its return and length for those of a whole episode. None where nothing is missing."""
+    resting: NDArray[np.bool_] | None = None
+    """True where an environment was reset instead of stepped, so that nobody may learn from this row: see
+    `BatchReset.NEXT_STEP`. Collectors take such rows out before they hand over a segment. None if all rows are steps.
+    """
 
     @property
     def num_steps(self) -> int:
-        return int(self.reward.size)
+        return int(self.reward.size) - (0 if self.resting is None else int(self.resting.sum()))
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -52,19 +56,21 @@ class Segment:
     def copy(self) -> Segment:
         """Return a copy with its own arrays, for a segment whose arrays will be overwritten."""
         arrays = {name: getattr(self, name).copy() for name in SEGMENT_ARRAYS}
-        after_gap = None if self.after_gap is None else self.after_gap.copy()
-        return Segment(**arrays, seconds=self.seconds, after_gap=after_gap)
+        optional = {name: array.copy() for name in OPTIONAL_ARRAYS if (array := getattr(self, name)) is not None}
+        return Segment(**arrays, seconds=self.seconds, **optional)
 
     def part(self, start: int, stop: int, column: int) -> Segment:
         """Return the steps from `start` to `stop` of one environment, in arrays of their own."""
         here = (slice(start, stop), slice(column, column + 1))
         arrays = {name: getattr(self, name)[here].copy() for name in SEGMENT_ARRAYS}
-        after_gap = None if self.after_gap is None else self.after_gap[here].copy()
-        return Segment(**arrays, seconds=self.seconds, after_gap=after_gap)
+        optional = {name: array[here].copy() for name in OPTIONAL_ARRAYS if (array := getattr(self, name)) is not None}
+        return Segment(**arrays, seconds=self.seconds, **optional)
 
 
-# Without `seconds`, which is a number, and `after_gap`, which most segments do not have.
-SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name not in ("seconds", "after_gap"))
+OPTIONAL_ARRAYS = ("after_gap", "resting")
+"""The arrays that most segments do not have."""
+# Without `seconds`, which is a number.
+SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name not in ("seconds", *OPTIONAL_ARRAYS))
 
 
 @dataclass
