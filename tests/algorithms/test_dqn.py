@@ -25,6 +25,10 @@ from freerun.tools.cli.main import main
 ENV = EnvSpec(spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3))
 LINEAR: dict[str, Any] = {"hidden_sizes": (2,), "gamma": 0.5, "num_return_steps": 1, "learning_starts": 0}
 NUM_STEPS = 200
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+LEARNERS = [("fast", "cpu"), ("torch", "cpu"), pytest.param("torch", "cuda", marks=NEEDS_GPU)]
+"""Who computes gradients, and where."""
 
 
 def with_values(algorithm: DQN, online: list[float], target: list[float]) -> DQN:
@@ -44,6 +48,15 @@ def step(action: int, reward: float, terminated: float = 0.0) -> StepBatch:
         torch.full((1, 2), torch.nan if terminated else 0.0),
         torch.tensor([terminated]),
     )
+
+
+def on(device: str, steps: StepBatch) -> StepBatch:
+    return StepBatch(*(column.to(device) for column in steps))
+
+
+def whole(steps: StepBatch) -> ReplaySample:
+    """All steps, as if they had been drawn from a buffer."""
+    return ReplaySample(steps, torch.ones_like(steps.reward), torch.arange(len(steps.reward), device=steps.obs.device))
 
 
 def test_values_and_targets_by_hand() -> None:
@@ -112,8 +125,8 @@ def masked_step(next_mask: list[float], terminated: float = 0.0) -> StepBatch:
     )
 
 
-@pytest.mark.parametrize("learner", ["fast", "torch"])
-def test_targets_take_the_best_of_what_is_allowed_by_hand(learner: Learner) -> None:
+@pytest.mark.parametrize(("learner", "device"), LEARNERS)
+def test_targets_take_the_best_of_what_is_allowed_by_hand(learner: Learner, device: str) -> None:
     # The network says (1, 4, 2), the target network (1, -2, 3). y = 1 + 0.5 * Q_target(s', a')
     cases: list[tuple[list[float], float, float]] = [
         ([1.0, 1.0, 1.0], 0.0, 0.0),  # action 1 is best, and rated -2
@@ -124,11 +137,11 @@ def test_targets_take_the_best_of_what_is_allowed_by_hand(learner: Learner) -> N
     ]
     for next_mask, terminated, expected in cases:
         config = DQNConfig(**LINEAR, learner=learner, duelling=False)
-        algorithm = with_values(DQN(MASKED_ENV, config, 0, "cpu", False), [1.0, 4.0, 2.0], [1.0, -2.0, 3.0])
-        steps = masked_step(next_mask, terminated)
+        algorithm = with_values(DQN(MASKED_ENV, config, 0, device, False), [1.0, 4.0, 2.0], [1.0, -2.0, 3.0])
+        steps = on(device, masked_step(next_mask, terminated))
         assert algorithm.agent.networks.targets(steps).tolist() == [expected]
         # Q(s, 0) = 1, and the learner returns 1 - y
-        td_error = algorithm.agent.learn(ReplaySample(steps, torch.ones(1), torch.arange(1)))
+        td_error = algorithm.agent.learn(whole(steps))
         assert td_error.tolist() == [1.0 - expected]
 
 
@@ -163,12 +176,13 @@ def test_random_choices_among_many_that_are_allowed_are_even_in_both_ways() -> N
     assert [int(act(values, row, output)) for row in noise] == together.tolist()
 
 
-def test_the_policy_on_a_device_keeps_to_masks() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_policy_on_a_device_keeps_to_masks(device: str) -> None:
     config = DQNConfig(hidden_sizes=(2,), epsilon_start=0.3, duelling=False)
     algorithm = with_values(DQN(MASKED_ENV, config, 0, "cpu", False), [0.0, 9.0, 1.0], [0.0] * 3)
     algorithm.load_state_dict(algorithm.state_dict())
-    rows = torch.tensor([0.0, 0.0, 1.0, 0.0, 1.0]).expand(6000, 5)
-    action, _ = algorithm.policy.on(torch.device("cpu"), seed=0).act(rows)
+    rows = torch.tensor([0.0, 0.0, 1.0, 0.0, 1.0], device=device).expand(6000, 5)
+    action, _ = algorithm.policy.on(torch.device(device), seed=0).act(rows)
     # The best allowed one, 2, with 0.7 + 0.3 / 2, and 0 with 0.3 / 2.
     assert torch.bincount(action, minlength=3).tolist() == pytest.approx([900, 0, 5100], abs=150)
 
@@ -211,12 +225,13 @@ def test_random_choices_are_even_and_do_not_depend_on_how_many_are_drawn() -> No
     np.testing.assert_array_equal(noise, np.concatenate(parts))
 
 
-def test_the_policy_on_a_device_explores_as_often() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_policy_on_a_device_explores_as_often(device: str) -> None:
     algorithm = with_values(
         DQN(ENV, DQNConfig(hidden_sizes=(2,), epsilon_start=0.3), 0, "cpu", False), [0.0, 0.0, 1.0, 0.0], [0.0] * 4
     )
     algorithm.load_state_dict(algorithm.state_dict())  # which tells the policy of the values
-    action, log_prob = algorithm.policy.on(torch.device("cpu"), seed=0).act(torch.zeros(6000, 2))
+    action, log_prob = algorithm.policy.on(torch.device(device), seed=0).act(torch.zeros(6000, 2, device=device))
     # The best one with 0.7 + 0.3 / 3, each of the others with 0.3 / 3.
     assert torch.bincount(action).tolist() == pytest.approx([600, 4800, 600], abs=150)
     assert action.dtype == torch.int64
@@ -319,7 +334,21 @@ def test_rewards_that_are_not_finite_change_nothing(learner: Learner) -> None:
     assert algorithm.agent.metrics()["bad_gradients"] == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_every_device_takes_the_steps_of_a_cpu(settings: dict[str, Any], device: str) -> None:
+    """Ten steps on the same rows, outside of a captured graph."""
+    found = []
+    for place in ("cpu", device):
+        algorithm = made("torch", device=place, **settings)
+        sample = whole(algorithm.steps_of(segment(settings.get("has_mask", False))))
+        td_error = [algorithm.agent.learn(sample) for _ in range(10)][-1]
+        found.append({**learned(algorithm), "td_error": td_error})
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name].cpu(), value, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@NEEDS_GPU
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_a_recorded_step_is_the_eager_step(settings: dict[str, Any]) -> None:
     found = []
@@ -355,7 +384,8 @@ def test_other_actions_are_refused_in_one_sentence(capsys: pytest.CaptureFixture
         DQN(EnvSpec(ENV.observation_space, spaces.MultiDiscrete([2, 2])), DQNConfig(), 0, "cpu", False)
 
 
-def test_it_learns_a_task_of_one_step(run_dir: Path) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_learns_a_task_of_one_step(device: str, run_dir: Path) -> None:
     """The action that equals the bit shown; actions are numbered from 5 on."""
     settings: dict[str, Any] = {"env_args": {"kind": "discrete"}, "hidden_sizes": (16,), "epsilon_steps": 500}
     freerun.train(
@@ -365,6 +395,7 @@ def test_it_learns_a_task_of_one_step(run_dir: Path) -> None:
         total_steps=1500,
         learning_starts=100,
         learning_rate=3e-3,
+        device=device,
         quiet=True,
         run_dir=run_dir,
         **settings,
