@@ -119,6 +119,14 @@ def test_whole_episodes_are_refused_in_one_sentence(
     assert not run_dir.exists()
 
 
-def test_a_vector_environment_can_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vector_environment_is_checked_alone_and_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", "vector:CartPole-v1"]) == 0
-    assert "CartPole" in capsys.readouterr().out
+    words = " ".join(capsys.readouterr().out.split())
+    assert "4 environments made 1,00" in words
+    assert "the step after the one that ends an episode is a reset, and no step; only the first episodes are" in words
+
+
+def test_a_check_finds_missing_final_observations(capsys: pytest.CaptureFixture[str]) -> None:
+    env_args = ["--env-args", "mode", "SAME_STEP", "with_final_obs", "False"]
+    assert main(["check-env", "toy_vectors:Counting", *env_args]) == 1
+    assert 'no "final_obs"' in " ".join(capsys.readouterr().out.split())
