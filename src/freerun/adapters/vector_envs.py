@@ -39,11 +39,21 @@ def vector_builder(env: str | Callable[..., Any]) -> Callable[..., AnyVectorEnv]
     if not isinstance(env, str):
         return env if isinstance(env, type) and issubclass(env, gymnasium.vector.VectorEnv) else None
     if env.startswith(VECTOR_PREFIX):
-        name = env.removeprefix(VECTOR_PREFIX)
-        return functools.partial(gymnasium.make_vec, name, vectorization_mode="vector_entry_point")
+        return functools.partial(_make_own_vector, env.removeprefix(VECTOR_PREFIX))
     if env.startswith(ENVPOOL_PREFIX):
         return functools.partial(EnvPoolEnvs, env.removeprefix(ENVPOOL_PREFIX))
     return None
+
+
+def _make_own_vector(name: str, num_envs: int, **env_args: Any) -> AnyVectorEnv:
+    """The vector version that an environment of Gymnasium's registry has of its own."""
+    known = gymnasium.registry.get(name)
+    if known is not None and known.vector_entry_point is None:
+        raise UserError(
+            f"{name} has no vector version of its own: leave {VECTOR_PREFIX} out, and each worker steps its "
+            "environments one after another"
+        )
+    return gymnasium.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **env_args)
 
 
 def num_envs_parameter(build: Callable[..., Any]) -> inspect.Parameter | None:
