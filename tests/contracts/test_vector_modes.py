@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import freerun
-from freerun.core import UserError
+from freerun.collecting.workers.inline_collector import InlineCollector
+from freerun.core import CollectorSettings, EnvFactory, ModeTraits, Pacing, Policy, UserError, WorkerLocation
 from freerun.run.replay_run import replay
 from freerun.tools.cli.main import main
 
@@ -42,6 +43,34 @@ def test_the_books_balance_and_no_reset_counts_as_a_step(mode: str, reset: str, 
     assert result.summary["env_steps"] >= 1500
     assert sum(ledger["steps_by_version"].values()) == result.summary["env_steps"]
     assert not (run_dir / "incidents.jsonl").exists()
+
+
+class TogetherHere(InlineCollector):
+    """All environments in the learner's thread, as in examples/own_mode.py."""
+
+    traits = ModeTraits(workers=WorkerLocation.THIS_PROCESS, pacing=Pacing.TAKES_TURNS)
+
+    def __init__(self, factory: EnvFactory, policy: Policy, settings: CollectorSettings):
+        super().__init__(lambda: factory.make(settings.num_workers), policy, settings)
+
+
+@pytest.mark.parametrize("reset", ["NEXT_STEP", "SAME_STEP"])
+def test_a_mode_in_the_learner_s_thread_hands_over_steps_alone(reset: str, run_dir: Path) -> None:
+    settings: dict[str, Any] = {"steps_per_update": 50, "learning_starts": 100, "batch_size": 16, "hidden_sizes": (8,)}
+    result = freerun.train(
+        "toy_vectors:Counting",
+        env_args={"mode": reset},
+        algo="dqn",
+        mode=TogetherHere,
+        num_workers=4,
+        total_steps=600,
+        quiet=True,
+        run_dir=run_dir,
+        **settings,
+    )
+    ledger = result.summary["ledger"]
+    assert ledger["started"] == ledger["trained"] + ledger["handed_over_untrained"]
+    assert set(ledger["episodes_by_length"]) == {"2", "3", "4", "5"}
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
