@@ -2,11 +2,13 @@
 
 The limit is that of the environments alone: as many processes as there are workers, which only step. A training is the
 whole command with all its outputs, and its speed is that of its last two thirds. Limit and trainings take turns, and a
-result is their ratio within one repetition.
+result is their ratio within one repetition. Beside them, EnvPool collects CartPole without learning, where it is
+installed: here, or by `benchmarks/peers.py --install --systems envpool`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import platform
@@ -20,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import peers
 import tyro
 
 from freerun_envs.straggler import Straggler
 
 LIMIT_SECONDS = 8.0
 STRAGGLER, HALF_CHEETAH, CART_POLE = "freerun/Straggler-v0", "HalfCheetah-v5", "CartPole-v1"
+VECTOR = "vector:"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Case:
     num_processes: int
     """The processes of the limit."""
     flags: tuple[str, ...]
+    is_envpool_alone: bool = False
+    """EnvPool collects instead, as in peers.py, and nothing is learned."""
 
 
 HUNDRED, TEN_THOUSAND = ("--num-workers", "100"), ("--steps-per-update", "10000")
@@ -66,6 +72,15 @@ CASES = {
             *("--num-epochs", "4", "--minibatch-size", "2000", "--total-steps", "1500000"),
         ),
     ),
+    "CartPole × 2 × 32 in Gymnasium's vector version, as in peers.py": Case(
+        f"{VECTOR}{CART_POLE}",
+        2,
+        (
+            *("--num-workers", "2", "--envs-per-worker", "32", "--segment-steps", "156", "--steps-per-update", "9984"),
+            *("--num-epochs", "4", "--minibatch-size", "2000", "--total-steps", "1500000"),
+        ),
+    ),
+    "CartPole × 64, EnvPool with 2 threads, collecting alone": Case(CART_POLE, 2, (), is_envpool_alone=True),
 }
 
 
@@ -79,7 +94,7 @@ class Options:
 
 def step_for(env_id: str, together: Any, speeds: Any) -> None:
     """Step an environment with one action for a while, from the moment when all processes are ready."""
-    env: Any = Straggler() if env_id == STRAGGLER else gymnasium.make(env_id)
+    env: Any = Straggler() if env_id == STRAGGLER else gymnasium.make(env_id.removeprefix(VECTOR))
     env.reset(seed=0)
     action = env.action_space.sample()
     together.wait()
@@ -116,6 +131,26 @@ def train(case: Case) -> float:
     return float((last["step"] - first["step"]) / (last["wall_seconds"] - first["wall_seconds"]))
 
 
+def envpool_python() -> Path | None:
+    """An interpreter that has EnvPool; None if there is none."""
+    if importlib.util.find_spec("envpool") is not None:
+        return Path(sys.executable)
+    own = peers.interpreter("envpool")
+    return own if own.exists() else None
+
+
+def collect_by_envpool(python: Path) -> float:
+    """Steps per second of EnvPool with a policy, without learning: the runner of peers.py."""
+    runner = Path(__file__).parent / "peer_runners" / "envpool_async.py"
+    command = [str(python), str(runner), "--workload", "cartpole", "--seconds", str(LIMIT_SECONDS)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return float(json.loads(done.stdout.splitlines()[-1])["steps_per_second"])
+
+
+def measure(case: Case, python: Path | None) -> float:
+    return collect_by_envpool(python) if case.is_envpool_alone and python is not None else train(case)
+
+
 def markdown(results: dict[str, Any]) -> str:
     lines = [
         "Steps per second of a whole training, as a share of the limit of the environments alone: median (lowest – "
@@ -138,12 +173,16 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     file = options.output / "default_flags.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    for name in options.cases:
+    python = envpool_python()
+    cases = [name for name in options.cases if python is not None or not CASES[name].is_envpool_alone]
+    for name in set(options.cases) - set(cases):
+        print(f"{name} is left out: EnvPool is not installed")
+    for name in cases:
         results[name] = {"limits": [], "speeds": [], "machine": platform.machine(), "flags": CASES[name].flags}
     for _ in range(options.repeats):
-        for name in options.cases:
+        for name in cases:
             results[name]["limits"].append(limit(CASES[name]))
-            results[name]["speeds"].append(train(CASES[name]))
+            results[name]["speeds"].append(measure(CASES[name], python))
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     text = markdown(results)
     (options.output / "default_flags.md").write_text(text, encoding="utf-8")

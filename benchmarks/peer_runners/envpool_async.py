@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import envpool  # type: ignore[import-not-found]
+import envpool
 import measuring
 import torch
 from mlp_policy import MlpPolicy

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from toy_envs import Masked, MaskedByMethod
 
-from freerun.adapters.action_masks import MaskSource, find_mask_source
+from freerun.adapters.action_masks import EnvMasks, MaskSource, find_mask_source
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import EnvFailure, UserError
 
@@ -62,6 +62,23 @@ def test_who_ignores_masks_sees_them_as_any_other_part() -> None:
     assert (factory.hides_masks, factory.mask_source, factory.spec.has_mask) == (True, None, False)
     assert factory.spec.observation_space.shape == (8,)
     assert GymnasiumFactory(Masked, ignore_masks=True).spec.observation_space.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("source", "obs", "info", "expected"),
+    [
+        (MaskSource.INFO, None, {"action_mask": [1, 0, 1]}, [True, False, True]),
+        (MaskSource.OBSERVATION, {"action_mask": np.array([0, 1, 1])}, {}, [False, True, True]),
+        (MaskSource.INFO, None, {}, [False] * 3),
+        (MaskSource.INFO, None, {"action_mask": [1, 0]}, [False] * 3),
+        (MaskSource.METHOD, None, {"action_mask": [1, 0, 1]}, [False] * 3),
+    ],
+)
+def test_the_mask_at_the_end_of_an_episode_may_be_missing(
+    source: MaskSource, obs: Any, info: Any, expected: list[bool]
+) -> None:
+    masks = EnvMasks(source, spaces.Discrete(3))
+    assert masks.read(MaskedByMethod(), obs, info, "at the end", has_ended=True).tolist() == expected
 
 
 def test_the_ways_to_offer_masks_and_their_order() -> None:

@@ -15,15 +15,20 @@ import freerun
 from freerun.algorithms.dqn.dqn import DQN
 from freerun.algorithms.dqn.dqn_config import DQNConfig, scaled_defaults
 from freerun.algorithms.learners.fast_learner import Learner
+from freerun.algorithms.policies.action_heads import MASKED_LOGIT
 from freerun.algorithms.policies.epsilon_greedy import EpsilonGreedy
 from freerun.algorithms.policies.mlp_actor import MLPActor
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
-from freerun.core import EnvSpec, RunScale, Segment, UserError
+from freerun.core import EnvSpec, ObsGroups, RunScale, Segment, UserError, mask_space
 from freerun.tools.cli.main import main
 
 ENV = EnvSpec(spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3))
 LINEAR: dict[str, Any] = {"hidden_sizes": (2,), "gamma": 0.5, "num_return_steps": 1, "learning_starts": 0}
 NUM_STEPS = 200
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+LEARNERS = [("fast", "cpu"), ("torch", "cpu"), pytest.param("torch", "cuda", marks=NEEDS_GPU)]
+"""Who computes gradients, and where."""
 
 
 def with_values(algorithm: DQN, online: list[float], target: list[float]) -> DQN:
@@ -43,6 +48,15 @@ def step(action: int, reward: float, terminated: float = 0.0) -> StepBatch:
         torch.full((1, 2), torch.nan if terminated else 0.0),
         torch.tensor([terminated]),
     )
+
+
+def on(device: str, steps: StepBatch) -> StepBatch:
+    return StepBatch(*(column.to(device) for column in steps))
+
+
+def whole(steps: StepBatch) -> ReplaySample:
+    """All steps, as if they had been drawn from a buffer."""
+    return ReplaySample(steps, torch.ones_like(steps.reward), torch.arange(len(steps.reward), device=steps.obs.device))
 
 
 def test_values_and_targets_by_hand() -> None:
@@ -96,6 +110,92 @@ def test_the_target_network_follows(rate: float, interval: int, expected: list[f
     assert found == expected
 
 
+# ---------------------------------------------------------------------------------------------- masks
+
+
+MASKED_ENV = EnvSpec.of_groups(
+    ObsGroups(ENV.observation_space, mask=mask_space(ENV.action_space)), ENV.action_space, reports_final_obs=True
+)
+
+
+def masked_step(next_mask: list[float], terminated: float = 0.0) -> StepBatch:
+    """A step whose next observation ends with this mask."""
+    return step(0, 1.0, terminated)._replace(
+        obs=torch.tensor([[0.0, 0.0, 1.0, 1.0, 1.0]]), next_obs=torch.tensor([[0.0, 0.0, *next_mask]])
+    )
+
+
+@pytest.mark.parametrize(("learner", "device"), LEARNERS)
+def test_targets_take_the_best_of_what_is_allowed_by_hand(learner: Learner, device: str) -> None:
+    # The network says (1, 4, 2), the target network (1, -2, 3). y = 1 + 0.5 * Q_target(s', a')
+    cases: list[tuple[list[float], float, float]] = [
+        ([1.0, 1.0, 1.0], 0.0, 0.0),  # action 1 is best, and rated -2
+        ([1.0, 0.0, 1.0], 0.0, 2.5),  # of 0 and 2 it is 2, rated 3
+        ([1.0, 0.0, 0.0], 0.0, 1.5),  # 0 alone, rated 1
+        ([0.0, 0.0, 0.0], 0.0, 0.0),  # the end of an episode that was truncated and has no mask: as if all were allowed
+        ([0.0, 0.0, 0.0], 1.0, 1.0),  # nothing follows
+    ]
+    for next_mask, terminated, expected in cases:
+        config = DQNConfig(**LINEAR, learner=learner, duelling=False)
+        algorithm = with_values(DQN(MASKED_ENV, config, 0, device, False), [1.0, 4.0, 2.0], [1.0, -2.0, 3.0])
+        steps = on(device, masked_step(next_mask, terminated))
+        assert algorithm.agent.networks.targets(steps).tolist() == [expected]
+        # Q(s, 0) = 1, and the learner returns 1 - y
+        td_error = algorithm.agent.learn(whole(steps))
+        assert td_error.tolist() == [1.0 - expected]
+
+
+def test_the_policy_explores_and_chooses_among_what_is_allowed_by_hand() -> None:
+    config = DQNConfig(hidden_sizes=(2,), epsilon_start=0.5, duelling=False)
+    algorithm = with_values(DQN(MASKED_ENV, config, 0, "cpu", False), [1.0, 4.0, 2.0], [0.0] * 3)
+    algorithm.load_state_dict(algorithm.state_dict())  # which tells the policy of the values
+    mask = [1.0, 0.0, 1.0]
+    obs = np.array([[0.0, 0.0, *mask]] * 4, np.float32)
+    # u < 0.5 explores. Two choices are allowed: u below 0.5 takes the first of them, which is 0, and above the second.
+    noise = np.array([[0.4, 0.0], [0.4, 0.49], [0.4, 0.5], [0.6, 0.0]], np.float32)
+    expected = [0, 0, 2, 2]  # in the end the best that is allowed: 2, with the value 2
+    for batch_invariant in (False, True):
+        worker = MLPActor(algorithm.spec, scalar_actions=True, batch_invariant=batch_invariant)
+        worker.load(algorithm.policy.weights)
+        assert worker.act(obs, noise).action.tolist() == expected
+        assert worker.act(obs, None).action.tolist() == [2] * 4
+        act, head = worker.single(), np.zeros(3, np.float32)
+        assert [int(act(obs[0], row, head)) for row in noise] == expected
+
+
+def test_random_choices_among_many_that_are_allowed_are_even_in_both_ways() -> None:
+    head, rng = EpsilonGreedy(7, has_mask=True), np.random.default_rng(0)
+    head.epsilon = 1.0
+    allowed = np.array([1, 0, 1, 1, 0, 1, 1], np.bool_)
+    values = np.where(allowed, 0.0, MASKED_LOGIT).astype(np.float32)
+    noise = head.draw(rng, 5000)
+    together = head.decide(np.tile(values, (5000, 1)), noise).action
+    assert np.bincount(together, minlength=7).tolist() == pytest.approx([1000, 0, 1000, 1000, 0, 1000, 1000], abs=120)
+    act = head.single(lambda obs, output: np.copyto(output, values))
+    output = np.zeros(7, np.float32)
+    assert [int(act(values, row, output)) for row in noise] == together.tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_policy_on_a_device_keeps_to_masks(device: str) -> None:
+    config = DQNConfig(hidden_sizes=(2,), epsilon_start=0.3, duelling=False)
+    algorithm = with_values(DQN(MASKED_ENV, config, 0, "cpu", False), [0.0, 9.0, 1.0], [0.0] * 3)
+    algorithm.load_state_dict(algorithm.state_dict())
+    rows = torch.tensor([0.0, 0.0, 1.0, 0.0, 1.0], device=device).expand(6000, 5)
+    action, _ = algorithm.policy.on(torch.device(device), seed=0).act(rows)
+    # The best allowed one, 2, with 0.7 + 0.3 / 2, and 0 with 0.3 / 2.
+    assert torch.bincount(action, minlength=3).tolist() == pytest.approx([900, 0, 5100], abs=150)
+
+
+def test_it_learns_the_best_of_what_is_allowed(run_dir: Path) -> None:
+    """A random allowed choice is worth 1 on average, and the best of those that are allowed 1.33."""
+    settings: dict[str, Any] = {"total_steps": 6000, "gamma": 0.0, "num_return_steps": 1, "hidden_sizes": (32,)}
+    settings |= {"epsilon_steps": 2000, "learning_rate": 3e-3, "learning_starts": 200, "seed": 1}
+    result = freerun.train("toy_envs:Masked", algo="dqn", mode="sequential", quiet=True, run_dir=run_dir, **settings)
+    evaluation = freerun.evaluate(result.policy, episodes=100)
+    assert sum(evaluation.returns) / sum(evaluation.lengths) > 1.25
+
+
 # ---------------------------------------------------------------------------------------------- exploring
 
 
@@ -125,12 +225,13 @@ def test_random_choices_are_even_and_do_not_depend_on_how_many_are_drawn() -> No
     np.testing.assert_array_equal(noise, np.concatenate(parts))
 
 
-def test_the_policy_on_a_device_explores_as_often() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_policy_on_a_device_explores_as_often(device: str) -> None:
     algorithm = with_values(
         DQN(ENV, DQNConfig(hidden_sizes=(2,), epsilon_start=0.3), 0, "cpu", False), [0.0, 0.0, 1.0, 0.0], [0.0] * 4
     )
     algorithm.load_state_dict(algorithm.state_dict())  # which tells the policy of the values
-    action, log_prob = algorithm.policy.on(torch.device("cpu"), seed=0).act(torch.zeros(6000, 2))
+    action, log_prob = algorithm.policy.on(torch.device(device), seed=0).act(torch.zeros(6000, 2, device=device))
     # The best one with 0.7 + 0.3 / 3, each of the others with 0.3 / 3.
     assert torch.bincount(action).tolist() == pytest.approx([600, 4800, 600], abs=150)
     assert action.dtype == torch.int64
@@ -146,9 +247,11 @@ def test_many_tensor_environments_explore_for_longer() -> None:
 # ---------------------------------------------------------------------------------------------- both learners
 
 
-def segment() -> Segment:
+def segment(has_mask: bool = False) -> Segment:
     rng = np.random.default_rng(7)
     obs = rng.normal(size=(NUM_STEPS, 1, 2)).astype(np.float32)
+    if has_mask:
+        obs = np.concatenate([obs, rng.random((NUM_STEPS, 1, 3)) < 0.6], axis=2, dtype=np.float32)
     column = (NUM_STEPS, 1)
     return Segment(
         obs=obs,
@@ -164,11 +267,11 @@ def segment() -> Segment:
     )
 
 
-def made(learner: Learner, **settings: Any) -> DQN:
+def made(learner: Learner, has_mask: bool = False, device: str = "cpu", **settings: Any) -> DQN:
     """A learner with 200 steps in its buffer."""
     config = DQNConfig(**{"hidden_sizes": (16, 16), "batch_size": 20, "buffer_size": 300, **settings}, learner=learner)
-    algorithm = DQN(ENV, config, 0, "cpu", False)
-    algorithm.observe([segment()])
+    algorithm = DQN(MASKED_ENV if has_mask else ENV, config, 0, device, False)
+    algorithm.observe([segment(has_mask)])
     return algorithm
 
 
@@ -182,6 +285,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "plain": {"double": False, "duelling": False, "num_return_steps": 1},
     "double alone": {"duelling": False, "activation": "tanh"},
+    "masks": {"has_mask": True},
+    "masks without double": {"has_mask": True, "double": False, "duelling": False},
     "prioritised": {"replay": "prioritised", "activation": "elu"},
     "hard copies and small gradients": {
         "target_rate": 1.0,
@@ -229,14 +334,26 @@ def test_rewards_that_are_not_finite_change_nothing(learner: Learner) -> None:
     assert algorithm.agent.metrics()["bad_gradients"] == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_every_device_takes_the_steps_of_a_cpu(settings: dict[str, Any], device: str) -> None:
+    """Ten steps on the same rows, outside of a captured graph."""
+    found = []
+    for place in ("cpu", device):
+        algorithm = made("torch", device=place, **settings)
+        sample = whole(algorithm.steps_of(segment(settings.get("has_mask", False))))
+        td_error = [algorithm.agent.learn(sample) for _ in range(10)][-1]
+        found.append({**learned(algorithm), "td_error": td_error})
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name].cpu(), value, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@NEEDS_GPU
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_a_recorded_step_is_the_eager_step(settings: dict[str, Any]) -> None:
     found = []
     for acceleration in ("none", "graph"):
-        config = DQNConfig(hidden_sizes=(16, 16), batch_size=20, buffer_size=300, acceleration=acceleration, **settings)
-        algorithm = DQN(ENV, config, 0, "cuda", False)
-        algorithm.observe([segment()])
+        algorithm = made("torch", device="cuda", acceleration=acceleration, **settings)
         algorithm.take_gradient_steps(100)
         found.append(learned(algorithm))
     for name, value in found[0].items():
@@ -267,7 +384,8 @@ def test_other_actions_are_refused_in_one_sentence(capsys: pytest.CaptureFixture
         DQN(EnvSpec(ENV.observation_space, spaces.MultiDiscrete([2, 2])), DQNConfig(), 0, "cpu", False)
 
 
-def test_it_learns_a_task_of_one_step(run_dir: Path) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_learns_a_task_of_one_step(device: str, run_dir: Path) -> None:
     """The action that equals the bit shown; actions are numbered from 5 on."""
     settings: dict[str, Any] = {"env_args": {"kind": "discrete"}, "hidden_sizes": (16,), "epsilon_steps": 500}
     freerun.train(
@@ -277,6 +395,7 @@ def test_it_learns_a_task_of_one_step(run_dir: Path) -> None:
         total_steps=1500,
         learning_starts=100,
         learning_rate=3e-3,
+        device=device,
         quiet=True,
         run_dir=run_dir,
         **settings,

@@ -20,6 +20,7 @@ from freerun.algorithms.ppo.sequences import Sequences
 from freerun.algorithms.ppo.training_batch import flatten_segments
 from freerun.collecting.rollouts.rollout import Rollout, next_from
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
+from freerun.collecting.scheduling.resting_rows import without_resting_rows
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
 from freerun.core import EnvSpec, ImagePart, Segment, SingleLearner, TensorSegment, UserError
 from freerun_envs.drone_sim import RoughDroneSim
@@ -58,6 +59,25 @@ def test_the_learner_remembers_what_the_worker_did(kind: MemoryKind, sequence_st
         # Gradient steps see the same, in any order of rows.
         rows = torch.randperm(len(seen))[: len(seen) // 2]
         np.testing.assert_allclose(sequences.seen(net, rows).detach().numpy(), seen[rows].numpy(), atol=1e-6)
+
+
+def test_a_row_in_which_an_environment_resets_leaves_nothing_to_remember() -> None:
+    """A vector environment that resets at the next step shows the old episode's end once more."""
+    factory = GymnasiumFactory("vector:CartPole-v1", {})
+    config = PPOConfig(memory="gru", memory_size=8, hidden_sizes=(8,), steps_per_update=1, normalize_obs=False)
+    ppo = PPO(factory.spec, config, 0, "cpu", False)
+    net = ppo.net
+    assert isinstance(net, RecurrentActorCritic)
+    rollout = Rollout(factory.make(3), ppo.policy, run_seed=0)
+    rollout.load(ppo.policy.weights.copy(), 0)
+    parts = rollout.segments(40, next_from(range(1000)))
+    handed_over = [next(parts).copy() for _ in range(2)]
+    assert any(segment.resting is not None for segment in handed_over)
+    segments = without_resting_rows(handed_over)
+    flat = flatten_segments(segments, CPU)
+    seen, _ = Sequences(segments, net.memory_size, 64, CPU).remember(net, flat.obs, flat.boundary_next_obs)
+    log_prob = net.log_prob(net.head(seen), flat.action)
+    np.testing.assert_allclose(log_prob.detach().numpy(), flat.log_prob.numpy(), atol=1e-5)
 
 
 def whole_episodes(policy: MemoryActor) -> list[Segment]:
@@ -212,7 +232,7 @@ def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:
     with pytest.raises(UserError, match="--memory goes with an MLP: leave --network toy_networks:linear out"):
         PPOConfig(memory="gru", network="toy_networks:linear")
     space = spaces.Box(0, 255, (12, 12, 3), np.uint8)
-    pixels = EnvSpec(space, spaces.Discrete(2), images=(ImagePart(0, space.shape, 255.0),))
+    pixels = EnvSpec(space, spaces.Discrete(2), images=(ImagePart(0, (12, 12, 3)),))
     with pytest.raises(UserError, match="--memory goes with an MLP, and images get another network"):
         PPO(pixels, PPOConfig(memory="gru"), 0, "cpu", True)
     with pytest.raises(UserError, match="--learner fast is for MLPs without a memory"):

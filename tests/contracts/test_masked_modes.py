@@ -51,6 +51,34 @@ def test_every_mode_ends_at_the_weights_of_sequential_also_when_resumed(
     assert result.summary["mean_return"] == reference.summary["mean_return"]
 
 
+DQN: dict[str, Any] = {"env": "toy_envs:Masked", "algo": "dqn", "hidden_sizes": (16,), "seed": 5, "quiet": True}
+DQN |= {"steps_per_update": 50, "learning_starts": 100, "batch_size": 16, "epsilon_steps": 200}
+
+
+@pytest.fixture(scope="module")
+def dqn_reference(tmp_path_factory: pytest.TempPathFactory) -> freerun.Result:
+    folder = tmp_path_factory.mktemp("masked_dqn") / "run"
+    freerun.train(**DQN, deterministic=True, total_steps=200, mode="sequential", run_dir=folder)
+    return freerun.resume(folder, total_steps=400)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in WHOLE if mode != "sequential"])
+def test_every_mode_of_dqn_ends_at_the_weights_of_sequential_also_when_resumed(
+    mode: str, dqn_reference: freerun.Result, run_dir: Path
+) -> None:
+    freerun.train(**DQN, deterministic=True, total_steps=200, mode=mode, num_workers=2, run_dir=run_dir)
+    result = freerun.resume(run_dir, total_steps=400)
+    np.testing.assert_array_equal(result.policy.weights, dqn_reference.policy.weights)
+
+
+@pytest.mark.parametrize("mode", LAGGING)
+def test_segments_of_dqn_keep_to_the_masks(mode: str, run_dir: Path) -> None:
+    own = OF_MODE.get(mode, {"num_workers": 2})
+    result = freerun.train(**DQN, env_args={"kind": "many"}, mode=mode, total_steps=512, run_dir=run_dir, **own)
+    assert result.summary["env_steps"] >= 512
+    assert not (run_dir / "incidents.jsonl").exists()
+
+
 @pytest.mark.parametrize("source", [{"masks": "observation"}, {"masks": "method"}], ids=["observation", "method"])
 def test_where_the_masks_come_from_does_not_matter(
     source: dict[str, Any], reference: freerun.Result, run_dir: Path

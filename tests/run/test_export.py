@@ -48,6 +48,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "masked gru": ("toy_envs:Masked", {**QUICK, "env_args": {"kind": "multidiscrete"}, "memory": "gru"}),
     "sac": ("Pendulum-v1", {**OFF_POLICY, "algo": "sac"}),
     "dqn": ("toy_envs:OneBit", {**OFF_POLICY, "algo": "dqn", "env_args": {"kind": "discrete"}}),
+    "dqn masked": ("toy_envs:Masked", {**OFF_POLICY, "algo": "dqn"}),
     "mbpo": ("Pendulum-v1", {**OFF_POLICY, "algo": "mbpo", **SMALL_MODEL}),
     "fastsac": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "layer_norm": False}),
     "fastsac-deterministic": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "policy": "deterministic"}),

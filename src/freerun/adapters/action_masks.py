@@ -107,9 +107,9 @@ class MaskReader:
             raise ValueError(f"it has {len(mask)} numbers, but there are {self.size} choices: give one for each choice")
         return mask
 
-    def allows_something(self, mask: Mask) -> bool:
-        """True if there is a choice for every action."""
-        return bool(np.logical_or.reduceat(mask, self.first_choices).all())
+    def allows_something(self, mask: Mask) -> Any:
+        """True if there is a choice for every action; of several masks [B, choices], an array [B]."""
+        return np.logical_or.reduceat(mask, self.first_choices, axis=-1).all(axis=-1)
 
 
 class EnvMasks:
@@ -124,10 +124,20 @@ class EnvMasks:
         parts = np.split(mask.astype(np.int8), self._reader.first_choices[1:])
         return space.sample(parts[0] if isinstance(space, spaces.Discrete) else tuple(parts))
 
+    def _read_last(self, obs: Any, info: Any) -> Mask:
+        """The mask at the end of an episode. No action follows, so environments may leave it out; then it is empty.
+
+        After a truncation, a value function of actions (DQN) asks for the best of those that would be allowed."""
+        holder = {MaskSource.OBSERVATION: obs, MaskSource.INFO: info}.get(self._source)
+        try:
+            return self._reader.read(holder.get(MASK_KEY) if isinstance(holder, Mapping) else None)
+        except (TypeError, ValueError):  # it may be anything there
+            return np.zeros(self._reader.size, np.bool_)
+
     def read(self, env: Env, obs: Any, info: Any, place: str, has_ended: bool) -> Mask:
         """Return the mask for the next action. `place` says where the episode is, for errors."""
-        if has_ended:  # no action follows, so environments may leave it out
-            return np.zeros(self._reader.size, np.bool_)
+        if has_ended:
+            return self._read_last(obs, info)
         found = self._call_method(env, place) if self._source is MaskSource.METHOD else None
         try:
             if self._source is not MaskSource.METHOD:

@@ -48,7 +48,9 @@ ENV_SETTINGS = {
 """Environments with settings of their own, as a subclass of `core.EnvSettings`: its fields become flags for them."""
 OTHERS = {
     "any Gymnasium id": "CartPole-v1, LunarLander-v3 (freerun[box2d]), HalfCheetah-v5 (freerun[mujoco]), …",
-    "module:callable": "your own: a class or function that returns a gymnasium.Env",
+    "module:callable": "your own: a class or function that returns a gymnasium.Env, or a VectorEnv of num_envs",
+    "vector:…": "Gymnasium's own vector version of an id, which one call steps: vector:CartPole-v1",
+    "envpool:…": "an environment of EnvPool (freerun[envpool])",
     "Isaac-…, isaac:…": "a task of Isaac Lab 2 or 3, where it is installed (docs/isaac.md)",
     "mjlab:…": "a task of mjlab, where it is installed (docs/isaac.md)",
     "rsl-rl:module:callable": "your own: a function that returns an RSL-RL VecEnv (freerun[rsl-rl])",

@@ -1,4 +1,4 @@
-"""Builds any Gymnasium environment: from an id, from `module:callable`, or from a callable."""
+"""Builds any environment of Gymnasium's interface: from an id, from `module:callable`, or from a callable."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from freerun.adapters.env_wrappers import build_wrapped
 from freerun.adapters.images import image_shape
 from freerun.adapters.parallel_envs import ParallelEnvs
 from freerun.adapters.space_adapter import has_groups
+from freerun.adapters.vector_envs import AnyVectorEnv, NativeVectorEnvs, OneOfVector, num_envs_parameter, vector_builder
 from freerun.core import (
     ENV_ARGS_OPTION,
     Array,
+    BatchReset,
     ChangeableEnv,
     EnvArgsBox,
     EnvFailure,
@@ -69,7 +71,10 @@ class GymnasiumFactory:
             object.__setattr__(self, "mask_source", found if is_usable else None)
             object.__setattr__(self, "hides_masks", found is not None and not is_usable)
             adapter = EnvAdapter(env, self.policy_group_only, mask_source=self.mask_source)
-            object.__setattr__(self, "spec", adapter.env_spec)
+            one = env.unwrapped
+            batch_reset = one.batch_reset if isinstance(one, OneOfVector) else BatchReset.ON_CALL
+            object.__setattr__(self, "spec", replace(adapter.env_spec, batch_reset=batch_reset))
+            object.__setattr__(self, "is_vector", isinstance(one, OneOfVector))
             object.__setattr__(self, "spaces", adapter.original_spaces)
             object.__setattr__(self, "image_shape", image_shape(env.observation_space))
 
@@ -82,6 +87,9 @@ class GymnasiumFactory:
     """Where the environment says which actions are allowed; None if it does not, or if nobody asks."""
     hides_masks: bool = field(init=False)
     """True if the environment has masks that are left out."""
+
+    is_vector: bool = field(init=False)
+    """True if one call of the environment's own steps several of them."""
 
     box: EnvArgsBox | None = field(init=False, default=None)
     """Where arguments arrive that change while a run goes on; None if none ever do."""
@@ -112,9 +120,20 @@ class GymnasiumFactory:
     def _build(self, extra: Mapping[str, Any], changed: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         args = {**self.env_args, **changed, **extra}
         env = build_wrapped(self.wrap, lambda more: make(self.env, {**more, **args}))
-        return env if self.max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
+        if self.max_episode_steps is None:
+            return env
+        if isinstance(env, OneOfVector):
+            raise UserError(
+                "--max-episode-steps cannot cut the episodes of a vector environment: leave it out, or give "
+                f"--env-args max_episode_steps {self.max_episode_steps} if the environment takes that"
+            )
+        return gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
 
     def make(self, num_envs: int) -> VectorEnv:
+        if self.is_vector and num_envs > 1:
+            vector = make_vector(self.env, num_envs, self.env_args)
+            native = NativeVectorEnvs(vector, self.spec, self.policy_group_only, self.mask_source)
+            return native if self.box is None else FixedArgsEnvs(native, self.box, callable_name(self.env))
         vectorised = freerun.adapters.catalog.VECTORISED.get(self.env) if isinstance(self.env, str) else None
         if vectorised is not None and self.max_episode_steps is None and self.wrap is None:
             env: VectorEnv = import_callable(vectorised, "environment")(num_envs, **self.env_args)
@@ -167,27 +186,61 @@ class FixedArgsEnvs:
         return self._env.reset(seeds)
 
 
+def make_vector(env: EnvName, num_envs: int, env_args: Mapping[str, Any]) -> AnyVectorEnv:
+    """Build a vector environment with this many environments."""
+    if isinstance(env, str) and vector_builder(env) is None:
+        env = import_callable(env, "environment")
+    build = vector_builder(env) or env
+    assert callable(build)
+    if "num_envs" in env_args:
+        raise UserError("freerun itself says how many environments a vector environment has: give --envs-per-worker")
+    with _failures("building the environment"):
+        built: Any = build(num_envs=num_envs, **env_args)
+    if not isinstance(built, gymnasium.vector.VectorEnv) or built.num_envs != num_envs:
+        raise UserError(
+            f"{callable_name(env)} takes num_envs, so it must return a gymnasium.vector.VectorEnv of that many "
+            f"environments ({num_envs}), but returned {type(built).__name__}"
+        )
+    return built
+
+
 def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """Build one environment. If that fails for a reason the user can remove, the error says how."""
-    if isinstance(env, str) and not GYMNASIUM_ID.match(env) and ":" in env:
+    if isinstance(env, str) and vector_builder(env) is None and not GYMNASIUM_ID.match(env) and ":" in env:
         env = import_callable(env, "environment")
+    if vector_builder(env) is not None:
+        with _known_mistakes(callable_name(env)):
+            return OneOfVector(make_vector(env, 1, env_args))
     if callable(env):
+        num_envs = num_envs_parameter(env)
+        if num_envs is not None and num_envs.default is num_envs.empty and "num_envs" not in env_args:
+            return OneOfVector(make_vector(env, 1, env_args))
         with _failures("building the environment"):
-            built = env(**env_args)
+            built: Any = env(**env_args)
         if isinstance(built, gymnasium.vector.VectorEnv):
-            raise UserError(
-                f"{callable_name(env)} must return one gymnasium.Env, but returned a vector environment "
-                f"({type(built).__name__}): freerun runs many at once by itself, with --num-workers and in some modes "
-                "--envs-per-worker"
-            )
+            if num_envs is None:
+                raise UserError(
+                    f"{callable_name(env)} returned a vector environment ({type(built).__name__}): it must take an "
+                    "argument num_envs, because each worker builds one with --envs-per-worker environments"
+                )
+            built.close()
+            return OneOfVector(make_vector(env, 1, env_args))
         if not isinstance(built, gymnasium.Env):
             raise UserError(f"{callable_name(env)} must return a gymnasium.Env, but returned {type(built).__name__}")
         return built
-    try:
+    assert isinstance(env, str)
+    with _known_mistakes(env):
         with _failures("building the environment"):
             # The checker would be one more wrapper around every step; `freerun check-env` does its work.
             built = gymnasium.make(env, disable_env_checker=True, **env_args)
         return _without_order_enforcing(built)
+
+
+@contextlib.contextmanager
+def _known_mistakes(env: str) -> Iterator[None]:
+    """Turn what Gymnasium says about an id that it cannot build into a sentence that says what to do."""
+    try:
+        yield
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
         # Some errors do not name the missing package, but the entry point does (gymnasium.envs.mujoco…).
         described = f"{error} {getattr(gymnasium.registry.get(env), 'entry_point', '')}".lower()

@@ -7,7 +7,7 @@ import multiprocessing
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from freerun.core import (
     ENV_ARGS_OPTION,
     Array,
+    BatchReset,
     EnvArgsBox,
     EnvFactory,
     EnvFailure,
@@ -49,7 +50,8 @@ class ParallelEnvs:
     ):
         """`box` is where changed arguments of the environments arrive, if there are any."""
         self._box = box
-        self.spec = factory.spec
+        # Each has a process of its own, and is reset there: also one that could be stepped together with others.
+        self.spec = replace(factory.spec, batch_reset=BatchReset.ON_CALL)
         self.num_envs = num_envs
         self._timeout = step_timeout
         self._exit_diagnosis = ExitDiagnosis()

@@ -76,7 +76,7 @@ class SpaceAdapter:
             obs_groups=obs_groups if is_row else None,
             images=image_parts(parts[0]),
         )
-        self.convert_action = _action_converter(action_space)
+        self.convert_action = action_converter(action_space)
         """A function from the policy's action to an action of the environment's space; None if they are the same."""
 
     def read(self, obs: Any, mask: Array | None = None) -> Array:
@@ -142,7 +142,8 @@ def _policy_action_space(space: spaces.Space[Any]) -> ActionSpace:
     raise UserError(f"action space {space} is not supported: use Discrete, MultiDiscrete (one row) or Box (floats)")
 
 
-def _action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any] | None:
+def action_converter(space: spaces.Space[Any], batch_shape: tuple[int, ...] = ()) -> Callable[[Any], Any] | None:
+    """From the policy's action, or a batch of them, to actions of a space; None if they are the same."""
     if isinstance(space, spaces.Discrete):
         kind, start = space.dtype.type, space.start
         return None if start == 0 and kind is np.int64 else lambda action: kind(action + start)
@@ -150,6 +151,6 @@ def _action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any] | None:
         starts = space.start
         return lambda action: action + starts
     assert isinstance(space, spaces.Box)
-    low, high, shape, dtype = space.low, space.high, space.shape, space.dtype
+    low, high, shape, dtype = space.low, space.high, (*batch_shape, *space.shape), space.dtype
     # A Gaussian policy may choose actions outside the bounds. Two ufuncs are faster than `np.clip` on small arrays.
     return lambda action: np.minimum(np.maximum(action.reshape(shape), low), high).astype(dtype)

@@ -12,6 +12,7 @@
 
 from freerun.core.accounting import Counts, Incident, IncidentKind, NoTracks, StartPoint, State, Tracks
 from freerun.core.data import (
+    OPTIONAL_ARRAYS,
     SEGMENT_ARRAYS,
     AnySegment,
     Array,
@@ -35,6 +36,7 @@ from freerun.core.declared_settings import (
 from freerun.core.env_args import ENV_ARGS_OPTION, ChangeableEnv, EnvArgsBox
 from freerun.core.environments import (
     ActionSpace,
+    BatchReset,
     EnvFactory,
     EnvSpaces,
     EnvSpec,
@@ -119,6 +121,7 @@ from freerun.core.traits import (
 
 __all__ = [
     "ENV_ARGS_OPTION",
+    "OPTIONAL_ARRAYS",
     "SCRIPT",
     "SEGMENT_ARRAYS",
     "Acceleration",
@@ -129,6 +132,7 @@ __all__ = [
     "Array",
     "BackgroundWork",
     "Baseline",
+    "BatchReset",
     "BatchablePolicy",
     "CallbackFailure",
     "ChangeableEnv",

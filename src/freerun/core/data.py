@@ -43,10 +43,14 @@ class Segment:
     memory: FloatArray | None = None
     """What a `MemoryPolicy` remembered before the first step, [B, memory_size]. None where that is nothing: where
     episodes begin, and for policies without a memory."""
+    resting: NDArray[np.bool_] | None = None
+    """True where an environment was reset instead of stepped, so that nobody may learn from this row: see
+    `BatchReset.NEXT_STEP`. Collectors take such rows out before they hand over a segment. None if all rows are steps.
+    """
 
     @property
     def num_steps(self) -> int:
-        return int(self.reward.size)
+        return int(self.reward.size) - (0 if self.resting is None else int(self.resting.sum()))
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -55,20 +59,24 @@ class Segment:
     def copy(self) -> Segment:
         """Return a copy with its own arrays, for a segment whose arrays will be overwritten."""
         arrays = {name: getattr(self, name).copy() for name in SEGMENT_ARRAYS}
-        after_gap = None if self.after_gap is None else self.after_gap.copy()
+        optional = {name: array.copy() for name in OPTIONAL_ARRAYS if (array := getattr(self, name)) is not None}
         memory = None if self.memory is None else self.memory.copy()
-        return Segment(**arrays, seconds=self.seconds, after_gap=after_gap, memory=memory)
+        return Segment(**arrays, seconds=self.seconds, memory=memory, **optional)
 
     def part(self, start: int, stop: int, column: int) -> Segment:
         """Return the steps from `start` to `stop` of one environment, in arrays of their own and without memory."""
         here = (slice(start, stop), slice(column, column + 1))
         arrays = {name: getattr(self, name)[here].copy() for name in SEGMENT_ARRAYS}
-        after_gap = None if self.after_gap is None else self.after_gap[here].copy()
-        return Segment(**arrays, seconds=self.seconds, after_gap=after_gap)
+        optional = {name: array[here].copy() for name in OPTIONAL_ARRAYS if (array := getattr(self, name)) is not None}
+        return Segment(**arrays, seconds=self.seconds, **optional)
 
 
-# Without `seconds`, which is a number, and those that most segments do not have.
-SEGMENT_ARRAYS = tuple(field.name for field in fields(Segment) if field.name not in ("seconds", "after_gap", "memory"))
+OPTIONAL_ARRAYS = ("after_gap", "resting")
+"""The arrays [T, B] that most segments do not have."""
+# Without `seconds`, which is a number, and `memory`, which is not that of every step.
+SEGMENT_ARRAYS = tuple(
+    field.name for field in fields(Segment) if field.name not in ("seconds", "memory", *OPTIONAL_ARRAYS)
+)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import gymnasium
@@ -71,6 +72,19 @@ class ObsGroups(NamedTuple):
         return spaces.Box(low, high, dtype=low.dtype.type)
 
 
+class BatchReset(Enum):
+    """Who starts the next episode of an environment that one call steps together with others."""
+
+    ON_CALL = "each is reset when it is asked to, from the seed of its episode"
+    SAME_STEP = "the step that ends an episode starts the next one"
+    NEXT_STEP = "the step after the one that ends an episode is a reset, and no step"
+
+    @property
+    def seeds_episodes(self) -> bool:
+        """True if an episode's number decides its randomness, and if an environment can wait for its next episode."""
+        return self is BatchReset.ON_CALL
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """What an algorithm must know about an environment."""
@@ -85,6 +99,8 @@ class EnvSpec:
     """The groups that an observation consists of. None if policy and value function see all of it."""
     images: tuple[ImagePart, ...] = ()
     """The images within what the policy sees, in their order. A network that knows of none sees plain numbers."""
+    batch_reset: BatchReset = BatchReset.ON_CALL
+    """Where one call steps several of these environments: who starts their next episodes."""
 
     @classmethod
     def of_groups(cls, obs_groups: ObsGroups, action_space: ActionSpace, reports_final_obs: bool) -> EnvSpec:

@@ -11,6 +11,7 @@ from freerun.adapters.isaac_launch import is_isaac_task
 from freerun.adapters.tensor_envs import TensorEnvs, find_builder, is_only_tensors
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import MLPActor
+from freerun.collecting.rollouts.rollout import RESETS_ITSELF
 from freerun.core import (
     Algorithm,
     Demand,
@@ -128,6 +129,7 @@ def make_algorithm(
     # Torch keeps this for the whole process, so it is also switched off again after a run that needed it.
     torch.use_deterministic_algorithms(config.deterministic)
     _check_actions(config, factory.spec)
+    _check_episodes(config, factory.spec)
     algorithm = find_algorithm(config.algo).load()
     made: Algorithm = algorithm(factory.spec, config.algorithm, config.seed, device, config.deterministic, peers)
     return made
@@ -153,6 +155,20 @@ def _check_actions(config: AnyConfig, spec: EnvSpec) -> None:
         )
 
 
+def starts_own_episodes(config: AnyConfig, spec: EnvSpec) -> bool:
+    """True if the environments of a worker start their episodes by themselves, so that no seed decides an episode."""
+    num_workers = config.num_workers or 1
+    shares_calls = not is_tensors(config) and config.collector.envs_at_once(num_workers) > num_workers
+    return shares_calls and not spec.batch_reset.seeds_episodes
+
+
+def _check_episodes(config: AnyConfig, spec: EnvSpec) -> None:
+    """Refuse to wait for whole episodes of environments that start the next one at once."""
+    if starts_own_episodes(config, spec) and hands_over_episodes(config):
+        remedy = "leave --deterministic out, " if config.deterministic else "give --segment-steps 32, "
+        raise UserError(f"{RESETS_ITSELF}: {remedy}or have one environment per worker")
+
+
 def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorithm: Algorithm) -> list[str]:
     """Return what the user should know before a run begins, although it can begin: a sentence for each thing."""
     found = []
@@ -170,6 +186,11 @@ def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorith
         found.append(
             f'the "critic" observations are not used: the value function of --algo {config.algo} sees what the policy '
             f"sees (--algo {' or '.join(able)} uses them)"
+        )
+    if starts_own_episodes(config, factory.spec):
+        found.append(
+            "the vector environment starts its episodes by itself: only the first of each worker are seeded, so that "
+            "this run cannot be repeated (docs/own_environment.md)"
         )
     if factory.hides_masks:
         able = [name for name, entry in ALGORITHMS.items() if entry.traits.has_action_mask]

@@ -8,7 +8,7 @@ from multiprocessing.context import ForkServerContext
 import numpy as np
 from numpy.typing import NDArray
 
-from freerun.core import SEGMENT_ARRAYS, Array, EnvSpec, Segment
+from freerun.core import SEGMENT_ARRAYS, Array, BatchReset, EnvSpec, Segment
 
 ALIGNMENT = 64
 """Bytes of a cache line. Each array begins on one of its own."""
@@ -97,7 +97,9 @@ class Slots:
         slot = self._slots[number]
         stop = min(start + self.num_steps, len(segment.reward))
         for name, array in slot.arrays.items():
-            array[: stop - start] = getattr(segment, name)[start:stop]
+            values = getattr(segment, name)
+            # Segments without rows that are no steps do not have the array that marks them.
+            array[: stop - start] = False if values is None else values[start:stop]
         is_last = stop == len(segment.reward)
         if self._memory_size:
             slot.policy_memory[:] = 0 if segment.memory is None else segment.memory
@@ -129,7 +131,8 @@ def join(parts: list[Segment]) -> Segment:
     """Put the parts of one long segment together again, in order."""
     if len(parts) == 1:
         return parts[0]
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in SEGMENT_ARRAYS}
+    names = SEGMENT_ARRAYS if parts[0].resting is None else (*SEGMENT_ARRAYS, "resting")
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     return Segment(**arrays, seconds=parts[-1].seconds, memory=parts[0].memory)
 
 
@@ -142,7 +145,7 @@ def _shapes(num_steps: int, num_envs: int, spec: EnvSpec) -> dict[str, tuple[tup
     here = (num_steps, num_envs)
     obs, action = spec.observation_space, spec.action_space
     flag, number, real = np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float32)
-    return {
+    shapes = {
         "obs": ((*here, *obs.shape), np.dtype(obs.dtype)),
         "action": ((*here, *spec.action_shape), np.dtype(action.dtype)),
         "log_prob": (here, real),
@@ -153,6 +156,7 @@ def _shapes(num_steps: int, num_envs: int, spec: EnvSpec) -> dict[str, tuple[tup
         "version": (here, number),
         "episode": (here, number),
     }
+    return {**shapes, "resting": (here, flag)} if spec.batch_reset is BatchReset.NEXT_STEP else shapes
 
 
 def _memory_bytes(num_envs: int, memory_size: int) -> int:

@@ -24,6 +24,7 @@ class DQN(ReplayLearner):
         default_max_lag=None,
         counts_steps=True,
         scaled_defaults=scaled_defaults,
+        has_action_mask=True,
         rates_segments=True,
         has_acceleration=True,
         minibatch_setting="batch_size",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from freerun.algorithms.dqn.dqn_config import DQNConfig
+from freerun.algorithms.policies.action_heads import MASKED_LOGIT
 from freerun.algorithms.policies.mlp_actor import ActorSpec
 from freerun.algorithms.policies.networks import flatten_parameters, mlp
 from freerun.algorithms.sac.replay_buffer import StepBatch
@@ -35,6 +36,11 @@ class QNetworks:
         """Gradient steps so far. On the device, where a captured graph can advance it."""
         self._move = torch.tensor(config.target_rate, device=device)
 
+    def output(self, network: nn.Module, rows: Tensor) -> Tensor:
+        """A network's output for whole observations [B, row_size], of which it does not see the mask."""
+        seen = rows[:, : self.spec.obs_size] if self.spec.has_mask else rows
+        return network(seen)  # type: ignore[no-any-return]
+
     def values(self, output: Tensor) -> Tensor:
         """Q(s, a) of all actions [B, actions], from a network's output."""
         if not self._config.duelling:
@@ -48,16 +54,21 @@ class QNetworks:
         """What the values of the actions taken are to become, [B]."""
         # Where nothing follows, an observation that is not finite must not count: 0 * NaN is NaN.
         next_obs = torch.where(steps.terminated[:, None] >= 1, 0.0, steps.next_obs)
-        next_values = self.values(self.target(next_obs))
+        next_values = self.values(self.output(self.target, next_obs))
         # Double DQN (van Hasselt et al. 2016): a' = argmax Q(s', a), and its value is Q_target(s', a').
-        chosen_by = self.values(self.online(next_obs)) if self._config.double else next_values
+        chosen_by = self.values(self.output(self.online, next_obs)) if self._config.double else next_values
+        if self.spec.has_mask:
+            # Only actions that are allowed in s' can follow. All of them may where an episode has no mask at its end.
+            allowed = next_obs[:, -self.num_actions :] != 0
+            allowed = allowed | ~allowed.any(dim=1, keepdim=True)
+            chosen_by = torch.where(allowed, chosen_by, MASKED_LOGIT)
         next_value = next_values.gather(1, chosen_by.argmax(dim=1, keepdim=True)).squeeze(1)
         # y = R + gamma^k * (1 - terminated) * Q_target(s', a'), see `n_step_returns`
         return steps.reward + self._config.gamma * (1 - steps.terminated) * next_value
 
     def taken(self, steps: StepBatch) -> Tensor:
         """Q(s, a) of the actions taken, [B]."""
-        return self.values(self.online(steps.obs)).gather(1, steps.action.long()).squeeze(1)
+        return self.values(self.output(self.online, steps.obs)).gather(1, steps.action.long()).squeeze(1)
 
     def follow(self) -> None:
         """After a gradient step: w_target <- (1 - tau) * w_target + tau * w, if that is due now."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from freerun.algorithms.dqn.dqn_config import DQNConfig
 from freerun.algorithms.dqn.q_networks import QNetworks
 from freerun.algorithms.learners.shared_update import average_over_learners_
+from freerun.algorithms.policies.action_heads import MASKED_LOGIT
 from freerun.algorithms.policies.networks import step_if_finite
 from freerun.algorithms.policies.numpy_mlp import FlatAdam, NumpyMLP, layers_of
 from freerun.algorithms.sac.replay_buffer import StepBatch
@@ -95,8 +96,14 @@ class FastQSteps:
     def take(self, steps: StepBatch, weight: Tensor, share: float) -> Tensor:
         obs, action, reward, next_obs, terminated = (column.numpy() for column in steps)
         config, rows, choice = self._config, np.arange(len(reward)), action[:, 0].astype(np.int64)
+        if self._networks.spec.has_mask:
+            num_seen = self._networks.spec.obs_size
+            obs, next_obs, next_masks = obs[:, :num_seen], next_obs[:, :num_seen], next_obs[:, num_seen:]
         next_values = self._values(self._target.forward(next_obs))
         chosen_by = self._values(self._online.forward(next_obs)) if config.double else next_values
+        if self._networks.spec.has_mask:  # as in `QNetworks.targets`
+            allowed = next_masks != 0
+            chosen_by = np.where(allowed | ~allowed.any(axis=1, keepdims=True), chosen_by, np.float32(MASKED_LOGIT))
         next_value = next_values[rows, chosen_by.argmax(axis=1)]
         # Not as a product: where nothing follows, a value that is not finite must not count, and 0 * NaN is NaN.
         next_value[terminated >= 1] = 0.0

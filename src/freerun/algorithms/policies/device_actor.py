@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from freerun.algorithms.policies.action_heads import SMALLEST_EXPONENTIAL
+from freerun.algorithms.policies.action_heads import MASKED_LOGIT, SMALLEST_EXPONENTIAL
 from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, ActorSpec, named_views
 from freerun.algorithms.policies.networks import (
     categorical_log_prob,
@@ -71,14 +71,12 @@ class DeviceActor:
     def sample(self, output: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Actions for the network's outputs for these observations, and their log-probabilities."""
         num_rows, spec = len(rows), self.spec
+        if spec.has_mask:
+            output = masked_logits(output, rows)
         if spec.epsilon_greedy:
-            # As `epsilon_greedy.EpsilonGreedy`: one number decides whether to explore, another one chooses.
-            noise = torch.rand((num_rows, 2), generator=self.generator, device=self._device)
-            choice = (noise[:, 1] * spec.output_size).long()
-            action = torch.where(noise[:, 0] < self._views["epsilon"], choice, output.argmax(dim=1))
-            return action, torch.zeros_like(output[:, 0])
+            return self._explore(output), torch.zeros_like(output[:, 0])
         if spec.categories:
-            return self._sample_categories(masked_logits(output, rows) if spec.has_mask else output)
+            return self._sample_categories(output)
         noise = torch.randn((num_rows, spec.gaussian_size), generator=self.generator, device=self._device)
         if spec.noise_range:
             lowest, highest = spec.noise_range
@@ -95,6 +93,17 @@ class DeviceActor:
         log_std = self._views["log_std"]
         action = output + log_std.exp() * noise
         return action, gaussian_log_prob(output, log_std, action)
+
+    def _explore(self, values: Tensor) -> Tensor:
+        """As `epsilon_greedy.EpsilonGreedy`: one number decides whether to explore, another one chooses."""
+        noise = torch.rand((len(values), 2), generator=self.generator, device=self._device)
+        choice = (noise[:, 1] * self.spec.output_size).long()
+        if self.spec.has_mask:
+            # That with the number floor(u * n) among the n choices that are allowed.
+            num_so_far = (values != MASKED_LOGIT).cumsum(dim=1)
+            number = (noise[:, 1] * num_so_far[:, -1]).floor()
+            choice = (num_so_far <= number[:, None]).sum(dim=1).clamp(max=self.spec.output_size - 1)
+        return torch.where(noise[:, 0] < self._views["epsilon"], choice, values.argmax(dim=1))
 
     def _sample_categories(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Sample by the Gumbel-max trick, as `action_heads.Categorical` does."""

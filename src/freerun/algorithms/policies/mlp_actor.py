@@ -128,13 +128,18 @@ class ActorSpec:
         return bool(self.critic_obs_size) or self.has_mask
 
     @property
+    def row_size(self) -> int:
+        """The numbers of a whole observation: what the policy sees, and what stands behind that."""
+        return self.obs_size + self.critic_obs_size + (self.output_size if self.has_mask else 0)
+
+    @property
     def output_size(self) -> int:
         """One logit per choice, or a mean per action, and for a squashed Gaussian also a log(std)."""
         return sum(self.categories) or self.gaussian_size * (2 if self.low and not self.noise_range else 1)
 
     def make_head(self, scalar_actions: bool) -> ActionHead:
         if self.epsilon_greedy:
-            return EpsilonGreedy(self.categories[0])
+            return EpsilonGreedy(self.categories[0], self.has_mask)
         if self.noise_range:
             return NoisyTanh(self.low, self.high, self.noise_range)
         if self.low:

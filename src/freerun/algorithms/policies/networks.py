@@ -150,7 +150,7 @@ class ActorCritic(nn.Module):
             self.actor, self.critic = own_networks
         if spec.gaussian_size:
             self.log_std = nn.Parameter(torch.zeros(spec.gaussian_size))
-        self.row_size = spec.obs_size + spec.critic_obs_size + (spec.output_size if spec.has_mask else 0)
+        self.row_size = spec.row_size
         first = spec.obs_size if spec.critic_obs_size else 0
         self.seen_by_critic = slice(first, first + (spec.critic_obs_size or spec.obs_size))
         self.register_buffer("obs_mean", torch.zeros(self.row_size))

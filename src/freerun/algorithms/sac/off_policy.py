@@ -115,7 +115,7 @@ class OffPolicy(abc.ABC):
         self.agent = self._make_agent(seed)
         if self._learner_group.count > 1 and self._acceleration != "none":
             raise UserError("several learners cannot record their gradient steps: give --acceleration none")
-        self._sizes = (self.spec.obs_size, self.spec.gaussian_size or len(self.spec.categories))
+        self._sizes = (self.spec.row_size, self.spec.gaussian_size or len(self.spec.categories))
         self.real_buffer = ReplayBuffer(config.buffer_size, *self._sizes, config, seed, self.device, self._acceleration)
         low, high = (torch.tensor(limits, device=self.device) for limits in (self.spec.low, self.spec.high))
         self._centre, self._half_range = (high + low) / 2, (high - low) / 2

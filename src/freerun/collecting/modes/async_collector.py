@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from freerun.collecting.scheduling.resting_rows import without_resting_rows
 from freerun.collecting.scheduling.scheduler import BoundedScheduler, Scheduler
 from freerun.collecting.scheduling.units import Units
 from freerun.collecting.workers.fleet import WorkerFleet
@@ -96,12 +97,12 @@ class AsyncCollector:
                 segments = self._scheduler.take_arrived()
             if segments:
                 self.fleet.wake()  # what was taken makes room for more
-            return segments
+            return without_resting_rows(segments)
         self._options.check(demand)
         with self.fleet.changed:
             self._scheduler.open(demand)
         self.fleet.wake()
-        return self.fleet.wait_for(self._scheduler.take)
+        return without_resting_rows(self.fleet.wait_for(self._scheduler.take))
 
     def renew(self, start: StartPoint) -> None:
         """Begin another training with the same workers."""

@@ -11,6 +11,7 @@ from typing import Literal
 from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.modes.thread_trial import speed_up_by_threads
 from freerun.collecting.scheduling.dropping_queue import DroppingQueue
+from freerun.collecting.scheduling.resting_rows import without_resting_rows
 from freerun.collecting.scheduling.segment_rounds import refuse_episodes
 from freerun.collecting.scheduling.units import SKIP_EPISODES, SegmentUnits
 from freerun.collecting.workers.slot_workers import SegmentSlotProcesses
@@ -136,7 +137,12 @@ class Continuous(AsyncCollector):
 
     def prefer(self, importance: Callable[[Segment], float]) -> None:
         """Keep the most important segments. The function is called in the fleet's thread."""
-        self.fleet.importance = importance
+
+        def mean_importance(segment: Segment) -> float:
+            parts = without_resting_rows([segment])
+            return sum(importance(part) * part.num_steps for part in parts) / segment.num_steps
+
+        self.fleet.importance = mean_importance
 
 
 def _check(settings: CollectorSettings, config: ContinuousConfig) -> None:

@@ -18,11 +18,13 @@ from freerun.collecting.rollouts.finite_check import check_finite
 from freerun.collecting.rollouts.rollout_buffer import RolloutBuffer, RunningEpisode
 from freerun.core import (
     Array,
+    BatchReset,
     Decision,
     FloatArray,
     Policy,
     RunSeed,
     Segment,
+    UserError,
     VectorEnv,
     as_memory_policy,
     empty_memory,
@@ -34,6 +36,7 @@ NextEpisode = Callable[[bool], int | None]
 """Returns the number of an episode that may start now, or None. The argument is True when no environment is running:
 the rollout then has nothing to do until it gets a number, and None ends it."""
 EndFlags = Array | Sequence[bool]
+RESETS_ITSELF = "this vector environment starts its episodes by itself, so that nobody can ask it for whole ones"
 
 
 class NoNextEpisode(ValueError):
@@ -82,6 +85,7 @@ class Rollout:
         self._memory = empty_memory(policy, env.num_envs)
         remembering = as_memory_policy(policy)
         self._act_from = None if remembering is None else remembering.act_from
+        self._in_reset: list[RunningEpisode] = []  # whose environments spend the next step on their reset
         self._padded_action = np.zeros((env.num_envs, *env.spec.action_shape), env.spec.action_space.dtype)
 
     def load(self, weights: FloatArray, version: int) -> None:
@@ -92,6 +96,8 @@ class Rollout:
 
     def episodes(self, next_episode: NextEpisode) -> Iterator[Segment]:
         """Yield whole episodes, each as soon as it ends, until there is no next one."""
+        if not self._env.spec.batch_reset.seeds_episodes:
+            raise UserError(f"{RESETS_ITSELF}: give --segment-steps, or one environment per worker")
         buffer = self.buffer
         while True:
             if not self._running:
@@ -109,7 +115,8 @@ class Rollout:
     def segments(self, num_steps: int | Callable[[], int], next_episode: NextEpisode) -> Iterator[Segment]:
         """Yield `num_steps` steps of all environments at a time, without end.
 
-        Where an episode ends within a segment, its environment begins the next one in the following row.
+        Where an episode ends within a segment, its environment begins the next one in the following row. Where rows are
+        no steps (`Segment.resting`), a segment has more rows, so that it has as many steps.
         """
         buffer = self.buffer
         while True:
@@ -121,12 +128,28 @@ class Rollout:
                 episode.first_row = 0
             num_steps_before = [episode.num_steps_before for episode in self._running]
             memory = None if self._memory is None else self._memory.copy()
-            ends = np.zeros((2, num_rows, self.num_envs), np.bool_)
-            numbers = np.empty((num_rows, self.num_envs), np.int64)
+            rests = self._env.spec.batch_reset is BatchReset.NEXT_STEP
+            # A step follows every row in which an environment rests, so twice as many rows are always enough.
+            most_rows = 2 * num_rows if rests else num_rows
+            ends = np.zeros((2, most_rows, self.num_envs), np.bool_)
+            numbers = np.empty((most_rows, self.num_envs), np.int64)
+            resting = np.zeros((most_rows, self.num_envs), np.bool_) if rests else None
             final_obs = []
-            for row in range(num_rows):
+            row, num_missing = -1, num_rows * self.num_envs
+            while num_missing > 0:
+                row += 1
                 numbers[row] = [episode.number for episode in self._running]
                 terminated, truncated = self._step()
+                num_missing -= self.num_envs
+                if resting is not None and self._in_reset:
+                    columns = [episode.column for episode in self._in_reset]
+                    resting[row, columns] = True
+                    if self._memory is not None:  # the policy has acted on what is no observation of the episode
+                        self._memory[columns] = 0
+                    num_missing += len(self._in_reset)
+                    for episode in self._in_reset:
+                        episode.num_steps_before -= 1
+                    self._in_reset = []
                 if ended := self._release_ended(terminated, truncated):
                     ends[0, row], ends[1, row] = terminated, truncated
                     # The first observation of the next episode is about to overwrite these in the buffer.
@@ -134,10 +157,16 @@ class Rollout:
                         (row, episode.column, buffer.obs[row + 1, episode.column].copy()) for episode in ended
                     ]
                     self._begin(next_episode, first_row=0)
-                    if row + 1 < num_rows:  # a segment may end with its last episode
+                    if rests:
+                        ended_columns = {episode.column for episode in ended}
+                        self._in_reset = [episode for episode in self._running if episode.column in ended_columns]
+                    if num_missing > 0:  # a segment may end with its last episode
                         self._require_all_running()
-            segment = buffer.segment(numbers, ends, final_obs)
+            num_rows = row + 1
+            segment = buffer.segment(numbers[:num_rows], ends[:, :num_rows], final_obs)
             segment.memory = memory
+            if resting is not None and resting.any():
+                segment.resting = resting[:num_rows]
             segment.seconds = time.perf_counter() - started_at
             check_finite(segment, self._run_seed, num_steps_before)
             for episode in self._running:

@@ -165,4 +165,5 @@ class EpisodeAccounting:
 
 def _steps_by_episode(segment: Segment) -> list[tuple[int, int]]:
     """Return the episodes of a segment, sorted by number, with their steps in it."""
-    return sorted(Counter(segment.episode.ravel().tolist()).items())
+    episodes = segment.episode.ravel() if segment.resting is None else segment.episode[~segment.resting]
+    return sorted(Counter(episodes.tolist()).items())

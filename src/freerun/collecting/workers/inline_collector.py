@@ -9,8 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from freerun.collecting.rollouts.rollout import Rollout
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
+from freerun.collecting.scheduling.resting_rows import without_resting_rows
 from freerun.collecting.scheduling.rounds import Rounds
 from freerun.collecting.workers.hang_detector import Activity, HangDetector, SignOfLife, thread_stack
 from freerun.collecting.workers.restart_policy import RestartPolicy
@@ -111,7 +114,7 @@ class InlineCollector:
         self._thread.activity = Activity.BUSY
         try:
             if demand.steps and not demand.whole_episodes:
-                return [self._collect_steps(math.ceil(demand.steps / self._build().num_envs))]
+                return self._collect_steps(math.ceil(demand.steps / self._build().num_envs))
             self._rounds.open(demand)
             while (segments := self._rounds.take()) is None:
                 self._play_round()
@@ -139,7 +142,7 @@ class InlineCollector:
             self._open.add(number)
         return number
 
-    def _collect_steps(self, steps_per_env: int) -> Segment:
+    def _collect_steps(self, steps_per_env: int) -> list[Segment]:
         while True:
             try:
                 segment = next(self._build().segments(steps_per_env, self._next_number)).copy()
@@ -147,11 +150,14 @@ class InlineCollector:
             except (EnvFailure, NotFinite) as failure:
                 self._fail(failure, [])
         self._note_delivery()
-        self._newest_handed_over = int(segment.episode.max())
-        self._open = set(segment.episode[-1][~segment.ended[-1]].tolist())
         self._rounds.totals.steps_delivered += segment.num_steps
         self._rounds.totals.busy_seconds += segment.seconds
-        return segment
+        # An episode that has only been reset so far is not handed over yet.
+        is_step = True if segment.resting is None else ~segment.resting
+        self._newest_handed_over = int(segment.episode[np.broadcast_to(is_step, segment.episode.shape)].max())
+        is_open = ~segment.ended[-1] & (segment.episode[-1] <= self._newest_handed_over)
+        self._open = set(segment.episode[-1][is_open].tolist())
+        return without_resting_rows([segment])
 
     def _note_delivery(self) -> None:
         """All environments step together, so every worker has a part in what one delivers."""

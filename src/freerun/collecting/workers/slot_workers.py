@@ -18,13 +18,14 @@ from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
 from freerun.collecting.workers.process_workers import ProcessHandle, ProcessPlace
 from freerun.collecting.workers.worker import Worker, WorkerSetup, reporting
 from freerun.collecting.workers.worker_handle import Report, UnitFinished, WorkerReady
-from freerun.core import CollectorSettings, EnvFactory, Policy, Segment, State, as_memory_policy
+from freerun.core import BatchReset, CollectorSettings, EnvFactory, Policy, Segment, State, as_memory_policy
 from freerun.transport import processes
 from freerun.transport.slots import Slots, bytes_per_step, join
 
 SLOT_BYTES = 128 * 1024
 MIN_SLOT_STEPS, MAX_SLOT_STEPS = 16, 1024
 MAX_SLOTS_PER_WORKER = 9
+MIN_SPARE_ROWS = 8
 SEGMENT_SLOTS_PER_WORKER = 3
 """One that is written, one that is read, and one in between."""
 ANNOUNCEMENT = Struct("<q")
@@ -185,7 +186,10 @@ class SegmentSlotProcesses(SlotProcesses):
         num_slots = max_workers * SEGMENT_SLOTS_PER_WORKER
         remembering = as_memory_policy(policy)
         memory_size = 0 if remembering is None else remembering.memory_size
-        slots = Slots(context, num_slots, segment_steps, envs_per_worker, factory.spec, memory_size)
+        # Rows that are no steps come on top. A segment that has more of them is handed over in two parts.
+        rests = envs_per_worker > 1 and factory.spec.batch_reset is BatchReset.NEXT_STEP
+        slot_rows = segment_steps + (max(MIN_SPARE_ROWS, segment_steps // 8) if rests else 0)
+        slots = Slots(context, num_slots, slot_rows, envs_per_worker, factory.spec, memory_size)
         task = SegmentTask(context.RawArray("q", [segment_steps]), context.RawArray("q", max_workers))
         setup = WorkerSetup.pack(factory, policy, settings, envs_per_worker)
         super().__init__(setup, slots, SEGMENT_SLOTS_PER_WORKER, task, pin_workers)

@@ -39,6 +39,7 @@ from freerun.tools.check_env.recorded_episode import (
     short,
 )
 from freerun.tools.check_env.remedies import END, FAULTS, REMEDIES, SEED, Level
+from freerun.tools.check_env.vector_topic import check_together
 from freerun.transport import processes
 
 Verdict = tuple[Level, str, str]
@@ -373,6 +374,7 @@ STEP_TOPICS: dict[str, Topic] = {
     "endings": check_endings,
     "autoreset": check_autoreset,
     "workers": check_workers,
+    "together": check_together,
     "step times": check_step_times,
 }
 """The topics that make sense only where at least one step succeeded."""
