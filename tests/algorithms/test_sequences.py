@@ -11,12 +11,13 @@ from gymnasium import spaces
 from toy_tensors import Counting
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.algorithms.learners.shared_update import JoinedRows, SegmentSize
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.numpy_memory import MemoryKind
 from freerun.algorithms.policies.recurrent_networks import RecurrentActorCritic
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.algorithms.ppo.sequences import Sequences
+from freerun.algorithms.ppo.sequences import Sequences, draw_sequences
 from freerun.algorithms.ppo.training_batch import flatten_segments
 from freerun.collecting.rollouts.rollout import Rollout, next_from
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
@@ -185,7 +186,9 @@ def test_minibatches_hold_every_row_once_an_epoch_and_whole_sequences() -> None:
     segments = collected(policy, 4)
     sequences = Sequences(segments, net.memory_size, 5, CPU)
     num_rows = sum(segment.num_steps for segment in segments)
-    drawn = list(sequences.draw(20, 2, torch.Generator().manual_seed(0)))
+    joined = JoinedRows(SingleLearner(), [SegmentSize(0, 0, num_rows)], CPU)
+    every_sequence = sequences.of_all(SingleLearner(), joined)
+    drawn = list(draw_sequences(*every_sequence, 20, 2, torch.Generator().manual_seed(0)))
     assert len(drawn) == 2 * round(num_rows / 20)
     for epoch in (drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]):
         assert sorted(torch.cat(epoch).tolist()) == list(range(num_rows))
@@ -220,15 +223,7 @@ def test_a_gpu_learns_what_a_cpu_learns(kind: MemoryKind) -> None:
     np.testing.assert_allclose(updated[0], updated[1], atol=1e-4)
 
 
-class SecondLearner(SingleLearner):
-    """One of two learners."""
-
-    count = 2
-
-
 def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:
-    with pytest.raises(UserError, match="leave out --num-learners or --memory"):
-        PPO(MAZE.spec, PPOConfig(memory="gru"), 0, "cpu", True, SecondLearner())
     with pytest.raises(UserError, match="--memory goes with an MLP: leave --network toy_networks:linear out"):
         PPOConfig(memory="gru", network="toy_networks:linear")
     space = spaces.Box(0, 255, (12, 12, 3), np.uint8)

@@ -61,6 +61,19 @@ CASES: dict[str, tuple[str, dict[str, Any], EnvSpec]] = {
         {**NETWORK, "episodes_per_update": 5, "target_kl": 0.02, "learning_rate": 1e-2, "minibatch_size": 8},
         CHOICES,
     ),
+    "ppo, with a memory": (
+        "ppo",
+        {
+            **NETWORK,
+            "steps_per_update": 20,
+            "minibatch_size": 8,
+            "memory": "gru",
+            "memory_size": 4,
+            "sequence_steps": 3,
+            "burn_in": 1,
+        },
+        CHOICES,
+    ),
     "sac": ("sac", SAC, ENV),
     "sac, prioritised": ("sac", {**SAC, "replay": "prioritised"}, ENV),
     "fastsac": ("fastsac", SAC, ENV),
@@ -68,6 +81,8 @@ CASES: dict[str, tuple[str, dict[str, Any], EnvSpec]] = {
     "dqn, prioritised": ("dqn", {**SAC, "replay": "prioritised", "max_grad_norm": 0.1}, CHOICES),
     "mbpo": ("mbpo", MBPO, ENV),
 }
+
+LONELY_CASES = ("ppo", "ppo, with a memory")
 
 
 def played(env: EnvSpec, number: int, length: int, version: int, log_prob: float) -> Segment:
@@ -143,7 +158,8 @@ def found_by(num_learners: int) -> list[dict[str, Any]]:
 
 
 def learn_all(group: LearnerGroup) -> dict[str, Any]:
-    return {case: learn(group, case, LENGTHS) for case in CASES} | {"lonely": learn(group, "ppo", LONELY)}
+    alone = {f"lonely, {case}": learn(group, case, LONELY) for case in LONELY_CASES}
+    return {case: learn(group, case, LENGTHS) for case in CASES} | alone
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -162,9 +178,10 @@ def test_they_learn_what_one_would_from_all_they_have(case: str, found: list[dic
         assert 0 < metrics["num_gradient_steps"] < 10 * 3
 
 
-def test_a_learner_may_have_no_part_of_an_update(found: list[dict[str, Any]]) -> None:
-    weights, _, _ = learn(SingleLearner(), "ppo", LONELY)
-    for theirs, _, _ in [results["lonely"] for results in found]:
+@pytest.mark.parametrize("case", LONELY_CASES)
+def test_a_learner_may_have_no_part_of_an_update(case: str, found: list[dict[str, Any]]) -> None:
+    weights, _, _ = learn(SingleLearner(), case, LONELY)
+    for theirs, _, _ in [results[f"lonely, {case}"] for results in found]:
         np.testing.assert_allclose(theirs[-1], weights[-1], rtol=1e-4, atol=1e-6)
 
 

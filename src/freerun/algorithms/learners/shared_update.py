@@ -94,6 +94,10 @@ class JoinedRows:
         local = self._local_of_joined[rows]
         return local[local >= 0]
 
+    def joined(self, rows: Tensor) -> Tensor:
+        """Rows of this learner's batch, as rows of the joined batch."""
+        return rows if self._group.count == 1 else self._joined_of_local[rows]
+
     def join(self, mine: Tensor) -> Tensor:
         """Values of all rows, [..., total], from the values of this learner's rows."""
         if self._group.count == 1:

@@ -230,9 +230,9 @@ class PPO:
         # Several epochs of minibatch gradient steps.
         minibatches = self._minibatches(joined.total)
         if minibatches.is_captured and minibatches.are_even:
-            measured = self._graphed_epochs.run(batch, self._draw(minibatches))
+            measured = self._graphed_epochs.run(batch, self._draw(minibatches, joined))
         else:
-            measured = self._run_epochs(batch, joined, advantage_of_all, self._draw(minibatches))
+            measured = self._run_epochs(batch, joined, advantage_of_all, self._draw(minibatches, joined))
 
         metrics = self._metrics(measured, batch, joined.total, target_of_all, value_of_all)
         if self.net.spec.normalize_obs:
@@ -270,10 +270,11 @@ class PPO:
         assert self.config.minibatch_size is not None  # `with_sizes`
         return Minibatches(num_rows, self.config.minibatch_size, self._acceleration != "none")
 
-    def _draw(self, minibatches: Minibatches) -> list[Tensor]:
+    def _draw(self, minibatches: Minibatches, joined: JoinedRows) -> list[Tensor]:
         """All are drawn even if the update ends early, so the next one draws the same as after a recorded update."""
         assert self.config.num_epochs is not None  # `with_sizes`
-        draw = minibatches.draw if self._memory_steps is None else self._memory_steps.draws(minibatches.minibatch_size)
+        steps, size = self._memory_steps, minibatches.minibatch_size
+        draw = minibatches.draw if steps is None else steps.draws(size, joined)
         return list(draw(self.config.num_epochs, self._shuffle))
 
     def _run_epochs(

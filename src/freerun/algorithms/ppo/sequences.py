@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from freerun.algorithms.policies.networks import ActorCritic
+from freerun.algorithms.learners.shared_update import JoinedRows
 from freerun.algorithms.policies.recurrent_networks import RecurrentActorCritic
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps
 from freerun.algorithms.ppo.objective import ppo_losses
 from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.core import AnySegment, Array, FloatArray, LearnerGroup, Segment, TensorSegment, UserError
+from freerun.core import AnySegment, Array, FloatArray, LearnerGroup, Segment, TensorSegment
 
 
 class Stretches(NamedTuple):
@@ -130,6 +130,8 @@ class Sequences:
         outputs = inputs.new_zeros((len(inputs), net.memory.hidden_size))
         for numbers, grid, mask in self._blocks:
             starts.append(memory[numbers])
+            if not len(numbers):  # other learners have all rows of this update
+                continue
             block_outputs, after = net.unroll(inputs[grid], starts[-1])
             outputs[grid[mask]] = block_outputs[mask]
             # Stretches that have ended take a memory of padding along, which nobody uses.
@@ -141,6 +143,8 @@ class Sequences:
 
     def seen(self, net: RecurrentActorCritic, rows: Tensor) -> Tensor:
         """What the heads see of some rows, with gradients: their sequences are unrolled from the start."""
+        if not len(rows):
+            return self._obs.new_zeros((0, self._obs.shape[1] + net.memory.hidden_size))
         numbers, place = torch.unique(self._sequence_of_row[rows], return_inverse=True)
         num_steps = int(self._lengths[numbers].max())
         memory = self._starts[numbers]
@@ -151,32 +155,44 @@ class Sequences:
         outputs, _ = net.unroll(self._obs[self._grid[:num_steps, numbers]], memory)
         return torch.cat([self._obs[rows], outputs[self._step_of_row[rows], place]], dim=1)
 
-    def draw(self, minibatch_size: int, num_epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """The rows of every minibatch: whole sequences in a new random order each epoch, of about this many steps."""
-        per_epoch = max(1, round(self.num_rows / minibatch_size))
-        for _ in range(num_epochs):
-            order = torch.randperm(len(self._lengths), generator=generator, device=generator.device)
-            lengths = self._lengths[order]
-            # With all sequences laid end to end, each belongs to the minibatch into which its middle step falls.
-            middle = lengths.cumsum(0) - (lengths + 1) // 2
-            minibatch = middle * per_epoch // self.num_rows
-            for number in range(per_epoch):
-                chosen = order[minibatch == number]
-                if len(chosen):
-                    yield self._grid[:, chosen][self._mask[:, chosen]]
+    def of_all(self, group: LearnerGroup, joined: JoinedRows) -> tuple[Tensor, Tensor]:
+        """The rows of the sequences of all learners [T, sequences] in the joined batch, ordered by their first row.
+
+        Shorter ones are padded; the second result is true where they are not.
+        """
+        grid, mask = joined.joined(self._grid), self._mask
+        if group.count > 1:
+            parts = group.gather((grid.cpu(), mask.cpu()))
+            longest = max(len(part) for part, _ in parts)
+            grid, mask = (
+                torch.cat([nn.functional.pad(pair[place], (0, 0, 0, longest - len(pair[place]))) for pair in parts], 1)
+                for place in range(2)
+            )
+        order = grid[0].argsort()
+        return grid[:, order].to(self._grid.device), mask[:, order].to(self._grid.device)
+
+
+def draw_sequences(
+    grid: Tensor, mask: Tensor, minibatch_size: int, num_epochs: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """The rows of every minibatch: whole sequences in a new random order each epoch, of about this many steps."""
+    lengths, num_rows = mask.sum(dim=0), int(mask.sum())
+    per_epoch = max(1, round(num_rows / minibatch_size))
+    for _ in range(num_epochs):
+        order = torch.randperm(len(lengths), generator=generator, device=generator.device)
+        # With all sequences laid end to end, each belongs to the minibatch into which its middle step falls.
+        middle = lengths[order].cumsum(0) - (lengths[order] + 1) // 2
+        minibatch = middle * per_epoch // num_rows
+        for number in range(per_epoch):
+            chosen = order[minibatch == number]
+            if len(chosen):
+                yield grid[:, chosen][mask[:, chosen]]
 
 
 class SequenceSteps(AutogradSteps):
     """Gradient steps of a network with a memory: every minibatch consists of whole sequences."""
 
     sequences: Sequences
-
-    def __init__(
-        self, net: ActorCritic, weights: nn.Parameter, optimizer: torch.optim.Adam, group: LearnerGroup, num_bad: Tensor
-    ):
-        super().__init__(net, weights, optimizer, group, num_bad)
-        if group.count > 1:
-            raise UserError("several learners cannot share sequences of steps: leave out --num-learners or --memory")
 
     def arrange(
         self, segments: Sequence[AnySegment], config: PPOConfig
@@ -186,9 +202,9 @@ class SequenceSteps(AutogradSteps):
         self.sequences = Sequences(segments, size, config.sequence_steps, device, config.burn_in)
         return functools.partial(self.sequences.remember, self._recurrent)
 
-    def draws(self, minibatch_size: int) -> Callable[[int, torch.Generator], Iterator[Tensor]]:
-        """Return the `Sequences.draw` of minibatches of this size."""
-        return functools.partial(self.sequences.draw, minibatch_size)
+    def draws(self, minibatch_size: int, joined: JoinedRows) -> Callable[[int, torch.Generator], Iterator[Tensor]]:
+        """Return a function that draws minibatches of about this size, as `Minibatches.draw` does."""
+        return functools.partial(draw_sequences, *self.sequences.of_all(self._group, joined), minibatch_size)
 
     @property
     def _recurrent(self) -> RecurrentActorCritic:
