@@ -85,6 +85,9 @@ class EnvSpec:
     """The groups that an observation consists of. None if policy and value function see all of it."""
     images: tuple[ImagePart, ...] = ()
     """The images within what the policy sees, in their order. A network that knows of none sees plain numbers."""
+    num_frames: int = 1
+    """If more than 1, observations are stacks of frames, [frames, ...]: those of the last steps, the newest last, and
+    at the start of an episode its first frame again and again. So consecutive observations share all but one."""
 
     @classmethod
     def of_groups(cls, obs_groups: ObsGroups, action_space: ActionSpace, reports_final_obs: bool) -> EnvSpec:
