@@ -1,7 +1,7 @@
 """Does PPO learn from images as well as Stable-Baselines3's, and how long does each take?
 
 Both have the same game, the same CNN and the same settings, which are usual for Atari. The game is an Atari game with
-Gymnasium's preprocessing (the extra `atari`), or `catch`, a picture of 40 × 40 pixels in which a ball falls, which is
+Gymnasium's preprocessing (the extra `atari`), or `catch`, a picture of 44 × 44 pixels in which a ball falls, which is
 learned much sooner. The return is the mean of fresh episodes with sampled actions. Finished runs are kept in
 atari_learning.json, so an interrupted benchmark continues.
 
@@ -33,7 +33,7 @@ from freerun.tools.bench.load_meter import processor
 NUM_ENVS, STEPS_PER_ENV, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 LEARNING_RATE, CLIP_RANGE, ENTROPY_COEF, VALUE_COEF = 2.5e-4, 0.1, 0.01, 0.5
 FIRST_TRIAL_SEED = 10_000_000
-CATCH, CATCH_SIZE = "catch", 40
+CATCH, CATCH_SIZE = "catch", 44
 Act = Callable[[Any], Any]
 """From an observation to a sampled action."""
 
@@ -188,8 +188,8 @@ def report(records: list[ImageRun]) -> str:
         "",
         f"`benchmarks/atari_learning.py`, with the same settings for all: {NUM_ENVS} environments × {STEPS_PER_ENV} "
         f"steps per update, minibatches of {MINIBATCH_SIZE}, {NUM_EPOCHS} epochs, learning rate {LEARNING_RATE:g}, "
-        f"clip range {CLIP_RANGE:g}, entropy {ENTROPY_COEF:g}, the Nature CNN, rewards as they are. The return is that of fresh "
-        "episodes with sampled actions. freerun collects one update ahead (`--max-lag 1`), or none.",
+        f"clip range {CLIP_RANGE:g}, entropy {ENTROPY_COEF:g}, the Nature CNN, rewards as they are. The return is that "
+        "of fresh episodes with sampled actions. freerun collects one update ahead (`--max-lag 1`), or none.",
         "",
         "| game | steps | learner on | | seeds | return, median | lowest | highest | training, median |",
         "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |",

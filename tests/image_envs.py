@@ -9,6 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from freerun.adapters.env_wrappers import FrameStack
+
 Kind = str
 
 
@@ -57,3 +59,19 @@ class FallingBall(gymnasium.Env[Any, Any]):
         if self._kind != "masked":
             return {}
         return {"action_mask": np.array([self._paddle > 0, True, self._paddle < self._size - 1], np.int8)}
+
+
+class GreyBall(FallingBall):
+    """The same without channels: a frame to be stacked."""
+
+    def __init__(self) -> None:
+        super().__init__(size=12)
+        self.observation_space = spaces.Box(0, 255, (12, 12), np.uint8)
+
+    def _look(self) -> Any:
+        return super()._look()[:, :, 0]
+
+
+def stacked_balls() -> gymnasium.Env[Any, Any]:
+    """Observations are the last three frames."""
+    return FrameStack(GreyBall(), 3)

@@ -12,6 +12,7 @@ from gymnasium.wrappers import FrameStackObservation
 from image_envs import FallingBall
 
 import freerun
+from freerun.adapters.env_adapter import EnvAdapter
 from freerun.adapters.env_wrappers import ATARI, BLOCK_FRAMES, FrameStack
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import ImagePart, UserError
@@ -54,6 +55,15 @@ def test_each_frame_is_written_once() -> None:
     env.reset()
     first, second = env.step(0)[0], env.step(0)[0]
     assert np.shares_memory(first[1:], second[:3])
+
+
+def test_only_stacks_that_nobody_has_changed_are_said_to_be_stacks() -> None:
+    stacked = FrameStack(Counting(), 4)
+    assert EnvAdapter(stacked).env_spec.num_frames == 4
+    assert EnvAdapter(gymnasium.wrappers.TimeLimit(stacked, 10)).env_spec.num_frames == 4
+    inverted = gymnasium.wrappers.TransformObservation(stacked, lambda obs: 255 - obs, stacked.observation_space)
+    assert EnvAdapter(inverted).env_spec.num_frames == 1
+    assert EnvAdapter(Counting()).env_spec.num_frames == 1
 
 
 def test_dictionaries_are_no_frames() -> None:

@@ -68,6 +68,23 @@ def test_segments_and_lag_carry_images(mode: str, run_dir: Path) -> None:
     assert "incidents.jsonl" not in {path.name for path in run_dir.iterdir()}
 
 
+@pytest.mark.parametrize("mode", ["sync", "pipes", "freerun"])
+def test_stacks_of_frames_end_at_the_weights_of_sequential(mode: str, tmp_path: Path) -> None:
+    """Slots hold each frame once, and nobody sees a difference."""
+    settings = {**SETTINGS, "env": "image_envs:stacked_balls", "total_episodes": 12}
+    runs = [freerun.train(**settings, mode=one, run_dir=tmp_path / one) for one in ("sequential", mode)]
+    np.testing.assert_array_equal(runs[0].policy.weights, runs[1].policy.weights)
+
+
+@pytest.mark.parametrize("envs_per_worker", [1, 2])
+def test_stacks_of_frames_fit_into_segments(envs_per_worker: int, run_dir: Path) -> None:
+    settings: dict[str, Any] = {"steps_per_update": 64, "num_epochs": 1, "quiet": True, "total_steps": 256}
+    result = freerun.train(
+        "image_envs:stacked_balls", envs_per_worker=envs_per_worker, segment_steps=16, run_dir=run_dir, **settings
+    )
+    assert result.summary["env_steps"] >= 256
+
+
 def test_a_run_with_lag_is_replayed_bit_for_bit(run_dir: Path) -> None:
     settings = {**SETTINGS, "deterministic": False, "checkpoint_every": "1", "max_lag": 2, "num_workers": 2}
     result = freerun.train(**settings, mode="freerun", run_dir=run_dir)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from freerun.adapters.action_masks import EnvMasks, MaskSource
+from freerun.adapters.env_wrappers import FrameStack
 from freerun.adapters.space_adapter import SpaceAdapter
-from freerun.core import Array, EnvFailure, EnvSpaces, StepResult, UserError
+from freerun.core import Array, EnvFailure, EnvSpaces, EnvSpec, StepResult, UserError
 
 ChangeEnv = Callable[["gymnasium.Env[Any, Any]", Mapping[str, Any]], "gymnasium.Env[Any, Any]"]
 """From an environment that is about to be reset, and the options of that reset, to the one to go on with."""
@@ -42,7 +44,7 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._adapter = SpaceAdapter(
             *self.original_spaces, _time_limit(env), policy_group_only, has_mask=mask_source is not None
         )
-        self.env_spec = self._adapter.spec
+        self.env_spec = replace(self._adapter.spec, num_frames=_num_frames(env, self._adapter.spec))
         self.observation_space = self.env_spec.observation_space
         self.action_space = self.env_spec.action_space
         self._convert = self._adapter.convert_action
@@ -108,6 +110,13 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
             f"the environment raised in {doing}, after {self._num_steps} steps of the episode with seed {self._seed} "
             f"(env.reset(seed={self._seed}))\n{traceback.format_exc()}"
         )
+
+
+def _num_frames(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> int:
+    """How many frames an observation stacks, if nothing has changed the stacks since."""
+    while isinstance(env, gymnasium.wrappers.TimeLimit):
+        env = env.env
+    return env.num_frames if isinstance(env, FrameStack) and spec.obs_groups is None else 1
 
 
 def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:

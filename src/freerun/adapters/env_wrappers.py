@@ -33,30 +33,31 @@ class FrameStack(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise UserError(f"frames can be stacked where observations are a Box, not {space}")
         low, high = (np.repeat(limit[None], num_frames, axis=0) for limit in (space.low, space.high))
         self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
-        self._num_frames = num_frames
+        self.num_frames = num_frames
+        """The frames of an observation."""
         self._shape, self._dtype = space.shape, space.dtype
         self._next = 0  # where the next frame goes in the block
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         frame, info = self.env.reset(seed=seed, options=options)
         self._begin_block()
-        self._block[: self._num_frames] = frame
-        return self._block[: self._num_frames], info
+        self._block[: self.num_frames] = frame
+        return self._block[: self.num_frames], info
 
     def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         frame, reward, terminated, truncated, info = self.env.step(action)
         if self._next == len(self._block):
-            newest = self._block[1 - self._num_frames :] if self._num_frames > 1 else self._block[:0]
+            newest = self._block[1 - self.num_frames :] if self.num_frames > 1 else self._block[:0]
             self._begin_block()
             self._next = len(newest)
             self._block[: self._next] = newest
         self._block[self._next] = frame
         self._next += 1
-        return self._block[self._next - self._num_frames : self._next], reward, terminated, truncated, info
+        return self._block[self._next - self.num_frames : self._next], reward, terminated, truncated, info
 
     def _begin_block(self) -> None:
-        self._block: Array = np.empty((BLOCK_FRAMES + self._num_frames, *self._shape), self._dtype)
-        self._next = self._num_frames
+        self._block: Array = np.empty((BLOCK_FRAMES + self.num_frames, *self._shape), self._dtype)
+        self._next = self.num_frames
 
 
 def wrap_atari(build: Build) -> gymnasium.Env[Any, Any]:

@@ -101,6 +101,9 @@ class EnvSpec:
     """The images within what the policy sees, in their order. A network that knows of none sees plain numbers."""
     batch_reset: BatchReset = BatchReset.ON_CALL
     """Where one call steps several of these environments: who starts their next episodes."""
+    num_frames: int = 1
+    """If more than 1, observations are stacks of frames, [frames, ...]: those of the last steps, the newest last, and
+    at the start of an episode its first frame again and again. So consecutive observations share all but one."""
 
     @classmethod
     def of_groups(cls, obs_groups: ObsGroups, action_space: ActionSpace, reports_final_obs: bool) -> EnvSpec:

@@ -17,7 +17,8 @@ def act_seconds(policy: Policy, spec: EnvSpec) -> float:
     The fastest of a few calls counts, because other programs can only make a call slower."""
     if not isinstance(policy, BatchablePolicy):
         return 0.0
-    obs = np.zeros(spec.observation_space.shape, spec.observation_space.dtype)
+    # Ones, because a mask of zeros would allow no action.
+    obs = np.ones(spec.observation_space.shape, spec.observation_space.dtype)
     noise, head = policy.draw(np.random.default_rng(0), 1)[0], np.zeros(policy.head_size, np.float32)
     act, found = policy.single(), []
     for _ in range(NUM_CALLS):

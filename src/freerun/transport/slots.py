@@ -8,7 +8,8 @@ from multiprocessing.context import ForkServerContext
 import numpy as np
 from numpy.typing import NDArray
 
-from freerun.core import SEGMENT_ARRAYS, Array, BatchReset, EnvSpec, Segment
+from freerun.core import OPTIONAL_ARRAYS, SEGMENT_ARRAYS, Array, BatchReset, EnvSpec, Segment
+from freerun.transport.stacked_frames import read_stacks, stack_shapes, write_stacks
 
 ALIGNMENT = 64
 """Bytes of a cache line. Each array begins on one of its own."""
@@ -97,9 +98,13 @@ class Slots:
         slot = self._slots[number]
         stop = min(start + self.num_steps, len(segment.reward))
         for name, array in slot.arrays.items():
-            values = getattr(segment, name)
-            # Segments without rows that are no steps do not have the array that marks them.
-            array[: stop - start] = False if values is None else values[start:stop]
+            if name in SEGMENT_ARRAYS + OPTIONAL_ARRAYS:
+                values = getattr(segment, name)
+                # Segments without rows that are no steps do not have the array that marks them.
+                array[: stop - start] = False if values is None else values[start:stop]
+        if self._spec.num_frames > 1:
+            here = slice(start, stop)
+            write_stacks(slot.arrays, segment.obs[here], segment.next_obs[here], segment.ended[here])
         is_last = stop == len(segment.reward)
         if self._memory_size:
             slot.policy_memory[:] = 0 if segment.memory is None else segment.memory
@@ -114,7 +119,11 @@ class Slots:
         num_steps, unit, is_last = slot.header.tolist()
         if not 0 < num_steps <= self.num_steps:  # a defect in freerun: it must not be trained on
             raise RuntimeError(f"slot {number} was announced but never written")
-        arrays = {name: array[:num_steps].copy() for name, array in slot.arrays.items()}
+        names = SEGMENT_ARRAYS + OPTIONAL_ARRAYS
+        arrays = {name: array[:num_steps].copy() for name, array in slot.arrays.items() if name in names}
+        if self._spec.num_frames > 1:
+            ended = arrays["terminated"] | arrays["truncated"]
+            arrays["obs"], arrays["next_obs"] = read_stacks(slot.arrays, ended)
         memory = slot.policy_memory.copy() if self._memory_size else None
         part = SlotPart(unit, bool(is_last), Segment(**arrays, seconds=float(slot.seconds[0]), memory=memory))
         self._free(slot)
@@ -138,21 +147,29 @@ def join(parts: list[Segment]) -> Segment:
 
 def bytes_per_step(num_envs: int, spec: EnvSpec) -> int:
     """The memory that one step of all of a worker's environments takes in a slot."""
-    return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in _shapes(1, num_envs, spec).values())
+
+    def needed(num_steps: int) -> int:
+        shapes = _shapes(num_steps, num_envs, spec).values()
+        return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in shapes)
+
+    return needed(2) - needed(1)  # a slot may also hold something that does not grow with its steps
 
 
 def _shapes(num_steps: int, num_envs: int, spec: EnvSpec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     here = (num_steps, num_envs)
     obs, action = spec.observation_space, spec.action_space
     flag, number, real = np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float32)
+    if spec.num_frames > 1:
+        observations = stack_shapes(num_steps, num_envs, obs)
+    else:
+        observations = {name: ((*here, *obs.shape), np.dtype(obs.dtype)) for name in ("obs", "next_obs")}
     shapes = {
-        "obs": ((*here, *obs.shape), np.dtype(obs.dtype)),
+        **observations,
         "action": ((*here, *spec.action_shape), np.dtype(action.dtype)),
         "log_prob": (here, real),
         "reward": (here, real),
         "terminated": (here, flag),
         "truncated": (here, flag),
-        "next_obs": ((*here, *obs.shape), np.dtype(obs.dtype)),
         "version": (here, number),
         "episode": (here, number),
     }

@@ -132,6 +132,21 @@ def test_a_busy_machine_is_said_and_what_it_measured_is_not_kept(monkeypatch: py
     assert not probe_cache.folder().exists()
 
 
+def test_images_are_probed_with_their_cnn_and_its_cost_and_memory_are_told() -> None:
+    found = probed("image_envs:FallingBall", ["sequential"], steps_per_update=44)
+    measured = figures(found)
+    # The picture before and after a step, 12 * 12 bytes each; 3 * 8 + 2 * 4 + 2 bytes for all else.
+    assert measured.environment.bytes_per_step == 2 * 144 + 34
+    assert not any("shared memory" in sentence for sentence in findings(found))
+    env = dataclasses.replace(measured.environment, bytes_per_step=50_000, megabytes=30.0)
+    slow = dataclasses.replace(measured, environment=env, inference_seconds=10.0)
+    said = " ".join(findings(dataclasses.replace(found, measured=slow)))
+    # 3 segments of 128 steps: 3 * 128 * 50,000 bytes = 19.2 MB
+    assert "50 kB of shared memory" in said
+    assert "Segments of 128 steps take 19 MB for each worker, beside its own 30 MB" in said
+    assert "The network is slower than the environment: an action takes 10 s" in said
+
+
 def test_every_mode_gets_a_prediction_or_a_reason() -> None:
     found = probed("toy_envs:OneBit", list(MODES))
     assert {forecast.mode for forecast in found.forecasts} | set(found.refused) == set(MODES)

@@ -116,6 +116,7 @@ class PPO:
         self._device = torch.device(device)
         is_fast = uses_fast_learner(config.learner, device, config.network, config.has_memory)
         self.net, self.policy = self._make_networks(env, seed, deterministic)
+        self._has_mlp = config.network is None
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = flatten_parameters(self.net)
         self._acceleration = acceleration_of(config, self.net, self._device)
@@ -252,7 +253,7 @@ class PPO:
                 grid = grid._replace(reward=scaled_reward(grid.reward, factor))
             return grid.obs.flatten(0, 1).flatten(1), TrainingBatch(*self._graphed_preparation(*grid))
         segments = segments or [self._empty_segment]
-        flat = flatten_segments(segments, self._device, keeps_bytes=self.config.network is not None)
+        flat = flatten_segments(segments, self._device, keeps_bytes=not self._has_mlp)
         reward = flat.reward
         if self.config.normalize_reward:
             # On the host, as the advantages are: see `prepare_flat_batch`.
@@ -326,7 +327,7 @@ class PPO:
         target_of_all: Tensor,
         value_of_all: Tensor,
     ) -> Metrics:
-        num_rows = ENTROPY_ROWS if self.config.network is None else ENTROPY_ROWS_OF_IMAGES
+        num_rows = ENTROPY_ROWS if self._has_mlp else ENTROPY_ROWS_OF_IMAGES
         seen = batch.obs[:num_rows]
         if self._memory_steps is not None:
             seen = self._memory_steps.seen(torch.arange(len(seen), device=self._device))

@@ -35,6 +35,8 @@ STEPS_AT_ONCE = 64
 """Steps of one segment where the loop itself is timed: enough that handing a segment over costs little per step."""
 INFERENCES = 300
 INFERENCE_BATCH = 64
+ROUND_SECONDS = 0.3
+"""A round of inferences takes no longer than this, or one inference."""
 
 
 class EnvTrial:
@@ -256,7 +258,8 @@ def inference_seconds(policy: Policy, spec: EnvSpec) -> tuple[float, float]:
     head = np.zeros(policy.head_size, np.float32)
     act = policy.single()
     # Another observation each time, because an actor may keep what it has computed for the last ones.
-    others = itertools.cycle(np.random.default_rng(0).integers(0, 100, (INFERENCES, *space.shape)).astype(space.dtype))
+    drawn = np.random.default_rng(0).integers(0, 100, (INFERENCES, *space.shape), np.uint8)
+    others = itertools.cycle(drawn.astype(space.dtype))
     alone = _best_of(lambda: act(next(others), noise[0], head))
     return alone, _best_of(lambda: policy.act(obs, noise)) / INFERENCE_BATCH
 
@@ -264,12 +267,16 @@ def inference_seconds(policy: Policy, spec: EnvSpec) -> tuple[float, float]:
 def _best_of(call: Callable[[], object]) -> float:
     """Return the seconds of a call. The fastest of three rounds counts: other programs can only make a round slower."""
     call()
+    started = time.perf_counter()
+    call()
+    # A CNN takes as long for a batch as an MLP for a whole round.
+    num_calls = max(1, min(INFERENCES // 3, int(ROUND_SECONDS / (time.perf_counter() - started))))
     found = []
     for _ in range(3):
         started = time.perf_counter()
-        for _ in range(INFERENCES // 3):
+        for _ in range(num_calls):
             call()
-        found.append((time.perf_counter() - started) / (INFERENCES // 3))
+        found.append((time.perf_counter() - started) / num_calls)
     return min(found)
 
 

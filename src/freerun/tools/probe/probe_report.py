@@ -25,7 +25,7 @@ from freerun.tools.probe.measurement import Environment, Measurement, TensorMeas
 from freerun.tools.probe.predict import expected_max, overlap_ceiling
 from freerun.tools.probe.update_costs import update_cost
 
-LARGE_STEP_BYTES, USUAL_SEGMENT = 10_000, 128
+LARGE_STEP_BYTES, USUAL_SEGMENT = 4_000, 128
 """Steps of this size, such as those with images, fill the memory before anything else does."""
 HEAVY_TAIL = 3.0
 """A 99th percentile of at least this many times the median is reported."""
