@@ -67,5 +67,5 @@ def as_tensors(one: Segment) -> TensorSegment:
     version = int(one.version[0, 0])
     lengths = nothing.long()
     return TensorSegment(
-        **tensors, episode_return=nothing, episode_length=lengths, version=version, seconds=0.0, worker=0
+        **tensors, episode_return=nothing, episode_length=lengths, version=version, seconds=0.0, worker=0, number=0
     )

@@ -150,8 +150,9 @@ def as_tensors(part: Segment, worker: int = 0) -> TensorSegment:
     names = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "next_obs")
     tensors = {name: torch.from_numpy(getattr(part, name)) for name in names}
     nothing = torch.zeros_like(tensors["reward"])
+    lengths = lengths_in(part)
     return TensorSegment(
-        **tensors, episode_return=nothing, episode_length=lengths_in(part), version=0, seconds=0.0, worker=worker
+        **tensors, episode_return=nothing, episode_length=lengths, version=0, seconds=0.0, worker=worker, number=0
     )
 
 

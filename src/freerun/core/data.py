@@ -89,6 +89,8 @@ class TensorSegment:
     seconds: float
     worker: int = 0
     """The worker whose environments these are. Its next segment continues where this one ends."""
+    number: int = 0
+    """How many segments this worker has collected before."""
 
     @property
     def num_steps(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, 
 import numpy as np
 
 from freerun.core.accounting import Counts, StartPoint, State
-from freerun.core.data import AnySegment, Array, Demand, FloatArray, Metrics, Segment
+from freerun.core.data import AnySegment, Array, Demand, FloatArray, Metrics
 
 if TYPE_CHECKING:  # workers never import torch
     import torch
@@ -149,7 +149,9 @@ class Tunable:
 class PriorityCollector(Collector, Protocol):
     """A mode that keeps the segments which matter most to the algorithm: --queue-priority td-error."""
 
-    def prefer(self, importance: Callable[[Segment], float]) -> None: ...
+    def prefer(self, importance: Callable[[Any], float]) -> None:
+        """Ask this function how important a segment is. It takes the kind of segments that the mode hands over."""
+        ...
 
 
 class TunableCollector(Collector, Protocol):

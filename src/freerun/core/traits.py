@@ -115,6 +115,8 @@ class TensorVariant:
     """The mode's settings that are filled in here if the user leaves them open."""
     own_settings: tuple[str, ...] = ()
     """The mode's settings that no other environments have."""
+    resizable: frozenset[str] = frozenset()
+    """As in `ModeTraits`: what --adapt may change here. Simulators cannot be added while a run goes on."""
 
 
 def _one_worker_per_env(num_envs: int, steps_per_env: int) -> dict[str, int]:

@@ -103,11 +103,13 @@ class Pool:
             config.mode,
         )
         mode = find_mode(config.mode)
+        collector: Any
         if isinstance(self.factory, TensorEnvs):
-            return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
-        options = [] if mode.traits.options is ModeOptions else [config.collector]
-        policy = algorithm.policy if self.env_args is None else with_env_args(algorithm.policy, self.env_args)
-        collector = mode.load()(self.factory, policy, settings, *options)
+            collector = mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)
+        else:
+            options = [] if mode.traits.options is ModeOptions else [config.collector]
+            policy = algorithm.policy if self.env_args is None else with_env_args(algorithm.policy, self.env_args)
+            collector = mode.load()(self.factory, policy, settings, *options)
         if config.collector.rates_segments:  # `check_fit` has refused algorithms that cannot rate them
             cast(PriorityCollector, collector).prefer(cast(RatingAlgorithm, algorithm).importance)
         return collector  # type: ignore[no-any-return]

@@ -45,6 +45,14 @@ def is_tensors(config: AnyConfig) -> bool:
     return can_be and find_builder(config.env) is not None
 
 
+def resizable_settings(env: EnvName, mode: str) -> frozenset[str]:
+    """The settings of a mode that --adapt may change while a run on this environment goes on."""
+    traits = find_mode(mode).traits
+    if find_builder(env) is not None and traits.tensors is not None:
+        return traits.tensors.resizable
+    return frozenset() if is_only_tensors(env) else traits.resizable
+
+
 def hands_over_episodes(config: AnyConfig) -> bool:
     """True if workers hand over whole episodes, so that nothing arrives before one has ended."""
     is_cut = bool(config.collector.segment_steps) or is_tensors(config)

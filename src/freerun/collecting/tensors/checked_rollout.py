@@ -36,7 +36,7 @@ class CheckedRollout:
         worker: int,
         restart_policy: RestartPolicy,
         watch: SimulatorWatch,
-        reject: Callable[[int, TensorSegment], None],
+        reject: Callable[[TensorSegment], None],
     ):
         self.env = rollout.env
         self._rollout = rollout
@@ -59,18 +59,16 @@ class CheckedRollout:
                 self._restart_policy.delivered(self._worker)
                 return segment
             self._restart_policy.failed(self._worker, failure)  # raises where the run is to end
-            self._reject(self._worker, segment)
+            self._reject(segment)
             self._rollout.reset()
 
 
-def count_rejected(counts: Counts, worker: int, segment: TensorSegment) -> None:
-    """Count a segment that is not handed over, after which all environments begin new episodes."""
+def count_rejected(counts: Counts, segment: TensorSegment) -> None:
+    """Count the episodes of a segment that is not handed over, after which all environments begin new ones."""
     num_given_up = int(segment.ended.sum()) + segment.reward.shape[1]
     counts.episodes_started += num_given_up
     counts.episodes_dropped += num_given_up
     counts.segments_rejected += 1
-    counts.steps_dropped += segment.num_steps
-    counts.steps_dropped_by_worker[worker] = counts.steps_dropped_by_worker.get(worker, 0) + segment.num_steps
 
 
 def find_not_finite(segment: TensorSegment) -> NotFinite | None:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
 
+from freerun.collecting.scheduling.importance_queue import ImportanceQueue, LengthRarity
+from freerun.collecting.scheduling.scheduler import queue_size_tunable
 from freerun.collecting.scheduling.segment_rounds import refuse_episodes
 from freerun.collecting.scheduling.units import SKIP_EPISODES
 from freerun.collecting.tensors.checked_rollout import CheckedRollout, count_rejected
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
+from freerun.collecting.tensors.tensor_drops import EpisodeEnds, TensorDrops
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
 from freerun.collecting.workers.restart_policy import RestartPolicy
 from freerun.core import (
@@ -33,6 +35,7 @@ from freerun.core import (
     State,
     TensorEnv,
     TensorSegment,
+    Tunable,
     UserError,
 )
 from freerun.transport.signals import interrupt
@@ -52,6 +55,11 @@ class TensorConfig(Protocol):
 class QueueConfig(TensorConfig, Protocol):
     @property
     def max_queue_size(self) -> int: ...
+
+
+class PriorityConfig(QueueConfig, Protocol):
+    @property
+    def queue_priority(self) -> str: ...
 
 
 @runtime_checkable
@@ -98,6 +106,7 @@ class TensorCollector:
         num_envs = sum(env.num_envs for env in envs)
         before = settings.start.counts
         self._counts = replace(before, episodes_started=before.episodes_started + num_envs, episodes_in_flight=num_envs)
+        self._drops = TensorDrops([env.num_envs for env in envs], before)
         # Guards the counts and, in the modes with a queue, all that the learner's and the simulator's threads share.
         self._changed = threading.Condition()
         restart_policy = RestartPolicy(settings, SKIP_EPISODES)
@@ -107,13 +116,21 @@ class TensorCollector:
             for worker, rollout in enumerate(rollouts)
         ]
 
-    def _reject(self, worker: int, segment: TensorSegment) -> None:
+    def _reject(self, segment: TensorSegment) -> None:
         with self._changed:
-            count_rejected(self._counts, worker, segment)
+            count_rejected(self._counts, segment)
+            self._drops.note_rejected(segment)
 
     def counts(self) -> Counts:
         with self._changed:
-            return replace(self._counts, steps_dropped_by_worker=dict(self._counts.steps_dropped_by_worker))
+            dropped = self._drops.statistics
+            return replace(
+                self._counts,
+                steps_dropped=dropped.steps,
+                steps_dropped_by_worker=dict(dropped.by_worker),
+                steps_dropped_by_length=dict(dropped.by_length),
+                drop_bias=dropped.bias,
+            )
 
     def _num_segments(self, demand: Demand) -> int:
         refuse_episodes(demand, self._mode)
@@ -173,7 +190,8 @@ class TensorBatch(TensorCollector):
         super().__init__(envs, policy, settings, config)
         self._max_lag = settings.max_lag
         self._queue_size = config.max_queue_size
-        self._queue: deque[tuple[int, TensorSegment]] = deque()  # (worker, segment)
+        self._bounds = settings.tuning_bounds
+        self._queue: ImportanceQueue[TensorSegment] = ImportanceQueue()
         # Segments since the start: begun by the simulators, taken by the learner, and allowed to begin.
         self._num_begun = self._num_taken = self._num_granted = 0
         self._num_in_progress = 0
@@ -199,17 +217,31 @@ class TensorBatch(TensorCollector):
             self._num_granted = max(self._num_granted, self._num_taken + num_wanted + num_ahead)
             self._changed.notify_all()
             # If the demand is larger than the queue, the training loop asks again for the rest.
-            num_now = min(num_wanted, self._queue_size) if num_wanted else len(self._queue)
-            self._changed.wait_for(lambda: len(self._queue) >= num_now or self._ended)
+            self._changed.wait_for(lambda: len(self._queue) >= self._num_now(num_wanted) or self._ended)
+            num_now = self._num_now(num_wanted) if num_wanted else len(self._queue)
             if len(self._queue) < num_now:
                 raise RuntimeError("the simulator has ended") from self._failure
-            taken = [self._queue.popleft()[1] for _ in range(num_now)]
+            taken = sorted((self._queue.take_first() for _ in range(num_now)), key=lambda arrival: arrival.number)
             self._num_taken += num_now
             self._changed.notify_all()
-        return [self._hand_over(segment) for segment in taken]
+        # In the order of arrival, so that the segments of a simulator follow each other.
+        return [self._hand_over(arrival.item) for arrival in taken]
+
+    def _num_now(self, num_wanted: int) -> int:
+        """How many segments the learner waits for. --adapt may change the queue meanwhile."""
+        return min(num_wanted, self._queue_size)
 
     def counts(self) -> Counts:
         return replace(super().counts(), queue_fill=len(self._queue) / self._queue_size)
+
+    def tunables(self) -> list[Tunable]:
+        """What --adapt may change: the length of the queue."""
+        return [queue_size_tunable(lambda: self._queue_size, self._resize_queue, self._bounds)]
+
+    def _resize_queue(self, queue_size: int) -> None:
+        with self._changed:
+            self._queue_size = queue_size
+            self._changed.notify_all()
 
     # ------------------------------------------------------------------------------------------ the simulator's thread
 
@@ -279,7 +311,7 @@ class TensorBatch(TensorCollector):
                 rollout = self._rollouts[worker]
                 self._tracks.set_state(worker, State.BUSY)
                 rollout.load(*newest_weights)
-                self._put(worker, rollout.collect())
+                self._put(rollout.collect())
                 # It waits for space in the queue or, if there are several, for the others of this thread.
                 self._tracks.set_state(worker, State.WAITING_FOR_SLOT)
 
@@ -302,25 +334,58 @@ class TensorBatch(TensorCollector):
 
         self._changed.wait_for(lambda: self._ended or is_allowed())
 
-    def _put(self, worker: int, segment: TensorSegment) -> None:
+    def _put(self, segment: TensorSegment) -> None:
+        importance = self._importance(segment)
         with self._changed:
-            if len(self._queue) == self._queue_size:
-                self._drop(*self._queue.popleft())
-            self._queue.append((worker, segment))
+            self._queue.add(self._queue.next_number(), segment, importance)
             self._num_in_progress -= 1
             self._changed.notify_all()
 
-    def _drop(self, worker: int, segment: TensorSegment) -> None:
-        num_ended = int(segment.ended.sum())
-        self._counts.episodes_started += num_ended
-        self._counts.episodes_dropped += num_ended
-        self._counts.steps_dropped += segment.num_steps
-        by_worker = self._counts.steps_dropped_by_worker
-        by_worker[worker] = by_worker.get(worker, 0) + segment.num_steps
+    def _importance(self, segment: TensorSegment) -> float:
+        """Equal for all: the oldest comes first."""
+        return 0.0
 
 
 class TensorStream(TensorBatch):
-    """Collects without ever waiting for the learner. A full queue drops its oldest segment, and counts it."""
+    """Collects without ever waiting for the learner. A full queue drops the least important segment, or the oldest."""
+
+    def __init__(self, envs: Sequence[TensorEnv], policy: Policy, settings: CollectorSettings, config: PriorityConfig):
+        super().__init__(envs, policy, settings, config)
+        self._rarity = LengthRarity() if config.queue_priority == "rare-lengths" else None
+        self._rate: Callable[[TensorSegment], float] | None = None
+
+    def prefer(self, importance: Callable[[TensorSegment], float]) -> None:
+        """Keep the most important segments. The function is called in the simulator's thread."""
+        self._rate = importance
+
+    def _importance(self, segment: TensorSegment) -> float:
+        if self._rarity is not None:
+            return self._rarity.note(segment.episode_length[segment.ended].tolist())
+        return 0.0 if self._rate is None else self._rate(segment)
+
+    def _put(self, segment: TensorSegment) -> None:
+        super()._put(segment)
+        with self._changed:
+            self._drop_excess()
+
+    def _resize_queue(self, queue_size: int) -> None:
+        with self._changed:
+            super()._resize_queue(queue_size)
+            self._drop_excess()
+
+    def _drop_excess(self) -> None:
+        while len(self._queue) > self._queue_size:
+            segment = self._queue.drop_least().item
+            ended = EpisodeEnds.of(segment)
+            self._counts.episodes_started += len(ended.env)
+            self._counts.episodes_dropped += len(ended.env)
+            self._drops.note(segment, ended, is_dropped=True)
+
+    def _hand_over(self, segment: TensorSegment) -> TensorSegment:
+        segment, ended = super()._hand_over(segment), EpisodeEnds.of(segment)
+        with self._changed:
+            self._drops.note(segment, ended, is_dropped=False)
+        return segment
 
     def _wait_until_allowed(self, num_segments: int) -> None:
         """Wait for the first weights; then, while the queue is full, for a short time only."""

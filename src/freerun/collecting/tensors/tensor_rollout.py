@@ -33,6 +33,7 @@ class TensorRollout:
         self._worker = worker
         self._actor = actor
         self._version = -1
+        self._num_segments = 0
         self.heartbeat = Heartbeat()
         self._device = env.device
         space, action_space = env.spec.observation_space, env.spec.action_space
@@ -92,8 +93,9 @@ class TensorRollout:
                 self._stream.synchronize()
         except Exception as error:
             raise EnvFailure(f"the simulator failed in a step: {type(error).__name__}: {error}") from error
-        seconds = time.perf_counter() - started_at
-        return TensorSegment(**copies, version=self._version, seconds=seconds, worker=self._worker)
+        seconds, number = time.perf_counter() - started_at, self._num_segments
+        self._num_segments += 1
+        return TensorSegment(**copies, version=self._version, seconds=seconds, worker=self._worker, number=number)
 
     @torch.no_grad()
     def _play_segment(self) -> None:
