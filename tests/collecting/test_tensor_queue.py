@@ -20,8 +20,8 @@ from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.collecting.modes.continuous import ContinuousConfig
 from freerun.collecting.scheduling.drop_statistics import DropStatistics
 from freerun.collecting.tensors.tensor_drops import EpisodeEnds, TensorDrops
-from freerun.collecting.tensors.tensor_modes import TensorStream
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
+from freerun.collecting.tensors.tensor_stream import TensorStream
 from freerun.core import CollectorSettings, Counts, Demand, TensorSegment, TensorStep, UserError
 from freerun.settings import registry
 

@@ -253,6 +253,16 @@ class StagedAlgorithm(Algorithm, Protocol):
         ...
 
 
+@runtime_checkable
+class FollowingAlgorithm(Algorithm, Protocol):
+    """An algorithm with stages that run beside the learner, so that its updates depend on the clock, and that can be
+    replayed all the same: its metrics say what the clock has decided."""
+
+    def follow(self, metrics: Mapping[str, float]) -> None:
+        """Make the next update as the one with these metrics was made."""
+        ...
+
+
 def background_stages(algorithm: Algorithm) -> Mapping[str, BackgroundWork]:
     """Return the stages of an algorithm that run beside the learner, by name."""
     return algorithm.stages if isinstance(algorithm, StagedAlgorithm) else {}

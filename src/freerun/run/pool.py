@@ -29,8 +29,8 @@ from freerun.core import (
 from freerun.persistence.incidents import IncidentFile
 from freerun.run.self_tuning import tuning_bounds
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import hands_over_episodes, run_seed
-from freerun.settings.registry import WORKER_MODULES, find_algorithm, find_mode
+from freerun.settings.factories import acceleration, hands_over_episodes, run_seed
+from freerun.settings.registry import WORKER_MODULES, find_mode
 from freerun.transport import processes
 from freerun.transport.state_tracks import SharedTracks
 
@@ -96,7 +96,7 @@ class Pool:
             config.max_failures,
             config.on_nan or "stop",
             self.incidents,
-            config.algorithm.acceleration if find_algorithm(config.algo).traits.has_acceleration else "auto",
+            acceleration(config),
             start if peers.count == 1 else share_of_start(start, peers),
             bounds,
             self.factory.spec.max_episode_steps,

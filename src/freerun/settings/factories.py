@@ -11,6 +11,7 @@ from freerun.adapters.isaac_launch import is_isaac_task
 from freerun.adapters.tensor_envs import TensorEnvs, find_builder, is_only_tensors
 from freerun.algorithms.policies.mlp_actor import MLPActor
 from freerun.core import (
+    Acceleration,
     Algorithm,
     Demand,
     EnvSpec,
@@ -51,6 +52,12 @@ def resizable_settings(env: EnvName, mode: str) -> frozenset[str]:
     if find_builder(env) is not None and traits.tensors is not None:
         return traits.tensors.resizable
     return frozenset() if is_only_tensors(env) else traits.resizable
+
+
+def acceleration(config: AnyConfig) -> Acceleration:
+    """How environments that are tensors are stepped on a GPU."""
+    has_own = find_algorithm(config.algo).traits.has_acceleration
+    return config.algorithm.acceleration if has_own else "auto"
 
 
 def hands_over_episodes(config: AnyConfig) -> bool:

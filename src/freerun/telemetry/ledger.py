@@ -85,6 +85,7 @@ class Ledger:
         self._num_given_up = 0
         self._next_episode = first_episode  # above every episode that was handed over
         self._segments: list[Pieces] = []  # for the next line of the file
+        self._tensor_segments: list[list[Any]] = []  # the same for tensors: worker, number, steps, versions played
 
     def write_to(self, file: LineWriter) -> None:
         """Write a line for every update from now on that says what the update has learned from."""
@@ -130,6 +131,9 @@ class Ledger:
     def _account_tensors(self, segment: TensorSegment) -> None:
         """Count a segment on a device. Only the returns and lengths of ended episodes are copied to the host."""
         self._account_version(segment.version, segment.num_steps)
+        if self._file is not None:
+            played = list(segment.versions_played)
+            self._tensor_segments.append([segment.worker, segment.number, segment.num_steps, played])
         ended = segment.ended
         returns, lengths = segment.episode_return[ended].tolist(), segment.episode_length[ended].tolist()
         self.episodes += len(lengths)
@@ -194,8 +198,10 @@ class Ledger:
             line: dict[str, Any] = {"update": self.version + 1, "progress": progress, "segments": self._segments}
             if self._untrained_lengths:
                 line["num_episodes"] = len(self._untrained_lengths)
+            if self._tensor_segments:
+                line["tensors"] = self._tensor_segments
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._segments = []
+        self._segments, self._tensor_segments = [], []
         self._untrained, self._untrained_lengths = [], []
         self.version += 1
 

@@ -111,7 +111,7 @@ class Continuous(AsyncCollector):
         workers_flag="--num-collectors",
         resizable=frozenset({"num_workers", "max_queue_size"}),
         tensors=TensorVariant(
-            "freerun.collecting.tensors.tensor_modes:TensorStream",
+            "freerun.collecting.tensors.tensor_stream:TensorStream",
             defaults={"num_collectors": 1},
             resizable=frozenset({"max_queue_size"}),
         ),

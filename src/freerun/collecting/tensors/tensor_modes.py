@@ -16,14 +16,15 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from freerun.collecting.scheduling.importance_queue import ImportanceQueue, LengthRarity
+from freerun.collecting.scheduling.importance_queue import ImportanceQueue
 from freerun.collecting.scheduling.scheduler import queue_size_tunable
 from freerun.collecting.scheduling.segment_rounds import refuse_episodes
 from freerun.collecting.scheduling.units import SKIP_EPISODES
 from freerun.collecting.tensors.checked_rollout import CheckedRollout, count_rejected
+from freerun.collecting.tensors.segment_history import SegmentHistory
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
-from freerun.collecting.tensors.tensor_drops import EpisodeEnds, TensorDrops
-from freerun.collecting.tensors.tensor_rollout import TensorRollout
+from freerun.collecting.tensors.tensor_drops import TensorDrops
+from freerun.collecting.tensors.tensor_rollout import make_rollouts
 from freerun.collecting.workers.restart_policy import RestartPolicy
 from freerun.core import (
     CollectorSettings,
@@ -42,9 +43,6 @@ from freerun.transport.signals import interrupt
 
 JOIN_SECONDS = 1.0
 """After Ctrl-C the learner may finish an update that takes no longer than this; then it is interrupted."""
-REFRESH_SECONDS = 0.05
-"""While the queue is full, `continuous` replaces its oldest segment this often, so that what the learner finds is new.
-More often would only take the device away from the learner."""
 
 
 class TensorConfig(Protocol):
@@ -55,11 +53,6 @@ class TensorConfig(Protocol):
 class QueueConfig(TensorConfig, Protocol):
     @property
     def max_queue_size(self) -> int: ...
-
-
-class PriorityConfig(QueueConfig, Protocol):
-    @property
-    def queue_priority(self) -> str: ...
 
 
 @runtime_checkable
@@ -98,14 +91,12 @@ class TensorCollector:
         self._tracks = settings.tracks
         self.simulator_log = SimulatorLog(envs)
         assert isinstance(settings.seed, int)  # a run with several learners has no tensor environments
-        rollouts = [
-            TensorRollout(env, policy.on(env.device, settings.seed + worker), num_steps, settings.acceleration, worker)
-            for worker, env in enumerate(envs)
-        ]
+        rollouts = make_rollouts(envs, policy, settings.seed, num_steps, settings.acceleration)
         self._steps_per_segment = num_steps * envs[0].num_envs
         num_envs = sum(env.num_envs for env in envs)
         before = settings.start.counts
         self._counts = replace(before, episodes_started=before.episodes_started + num_envs, episodes_in_flight=num_envs)
+        self._history = SegmentHistory(len(envs))
         self._drops = TensorDrops([env.num_envs for env in envs], before)
         # Guards the counts and, in the modes with a queue, all that the learner's and the simulator's threads share.
         self._changed = threading.Condition()
@@ -118,6 +109,7 @@ class TensorCollector:
 
     def _reject(self, segment: TensorSegment) -> None:
         with self._changed:
+            self._history.note(segment)
             count_rejected(self._counts, segment)
             self._drops.note_rejected(segment)
 
@@ -150,7 +142,7 @@ class TensorCollector:
             self._counts.episodes_delivered += num_ended
             self._counts.steps_delivered += segment.num_steps
             self._counts.busy_seconds += segment.seconds
-        return segment
+            return self._history.tell(segment)
 
     def close(self) -> None:
         self.simulator_watch.close()
@@ -175,7 +167,11 @@ class TensorSync(TensorCollector):
 
     def collect(self, demand: Demand) -> list[TensorSegment]:
         self._tracks.set_state(0, State.BUSY)
-        segments = [self._hand_over(self._rollouts[0].collect()) for _ in range(self._num_segments(demand))]
+        segments = []
+        for _ in range(self._num_segments(demand)):
+            segment = self._rollouts[0].collect()
+            self._history.note(segment)
+            segments.append(self._hand_over(segment))
         self._tracks.set_state(0, State.WAITING_FOR_WEIGHTS)
         return segments
 
@@ -337,6 +333,7 @@ class TensorBatch(TensorCollector):
     def _put(self, segment: TensorSegment) -> None:
         importance = self._importance(segment)
         with self._changed:
+            self._history.note(segment)
             self._queue.add(self._queue.next_number(), segment, importance)
             self._num_in_progress -= 1
             self._changed.notify_all()
@@ -344,53 +341,6 @@ class TensorBatch(TensorCollector):
     def _importance(self, segment: TensorSegment) -> float:
         """Equal for all: the oldest comes first."""
         return 0.0
-
-
-class TensorStream(TensorBatch):
-    """Collects without ever waiting for the learner. A full queue drops the least important segment, or the oldest."""
-
-    def __init__(self, envs: Sequence[TensorEnv], policy: Policy, settings: CollectorSettings, config: PriorityConfig):
-        super().__init__(envs, policy, settings, config)
-        self._rarity = LengthRarity() if config.queue_priority == "rare-lengths" else None
-        self._rate: Callable[[TensorSegment], float] | None = None
-
-    def prefer(self, importance: Callable[[TensorSegment], float]) -> None:
-        """Keep the most important segments. The function is called in the simulator's thread."""
-        self._rate = importance
-
-    def _importance(self, segment: TensorSegment) -> float:
-        if self._rarity is not None:
-            return self._rarity.note(segment.episode_length[segment.ended].tolist())
-        return 0.0 if self._rate is None else self._rate(segment)
-
-    def _put(self, segment: TensorSegment) -> None:
-        super()._put(segment)
-        with self._changed:
-            self._drop_excess()
-
-    def _resize_queue(self, queue_size: int) -> None:
-        with self._changed:
-            super()._resize_queue(queue_size)
-            self._drop_excess()
-
-    def _drop_excess(self) -> None:
-        while len(self._queue) > self._queue_size:
-            segment = self._queue.drop_least().item
-            ended = EpisodeEnds.of(segment)
-            self._counts.episodes_started += len(ended.env)
-            self._counts.episodes_dropped += len(ended.env)
-            self._drops.note(segment, ended, is_dropped=True)
-
-    def _hand_over(self, segment: TensorSegment) -> TensorSegment:
-        segment, ended = super()._hand_over(segment), EpisodeEnds.of(segment)
-        with self._changed:
-            self._drops.note(segment, ended, is_dropped=False)
-        return segment
-
-    def _wait_until_allowed(self, num_segments: int) -> None:
-        """Wait for the first weights; then, while the queue is full, for a short time only."""
-        self._changed.wait_for(lambda: self._newest_weights is not None or self._ended)
-        self._changed.wait_for(lambda: len(self._queue) < self._queue_size or self._ended, REFRESH_SECONDS)
 
 
 def _is_elsewhere(env: TensorEnv) -> bool:

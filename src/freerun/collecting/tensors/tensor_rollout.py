@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,7 +87,7 @@ class TensorRollout:
             with torch.cuda.stream(self._stream):
                 self._play(1)
                 # The next segment overwrites the buffer, while the learner may still use this one.
-                copies = {
+                copies: dict[str, Any] = {
                     name: value.clone() for name, value in vars(self._buffer).items() if isinstance(value, Tensor)
                 }
             if self._stream is not None:
@@ -124,6 +126,16 @@ class TensorRollout:
             self._return.masked_fill_(ended, 0.0)
             self._length.masked_fill_(ended, 0)
             self._obs.copy_(obs)
+
+
+def make_rollouts(
+    envs: Sequence[TensorEnv], policy: Policy, seed: int, num_steps: int, acceleration: Acceleration
+) -> list[TensorRollout]:
+    """A rollout for each of several simulators, which sample with seeds of their own."""
+    return [
+        TensorRollout(env, policy.on(env.device, seed + worker), num_steps, acceleration, worker)
+        for worker, env in enumerate(envs)
+    ]
 
 
 def _choose(acceleration: Acceleration, env: TensorEnv) -> Acceleration:
