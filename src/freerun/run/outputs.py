@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from freerun.collecting.rollouts.evaluation_episodes import PeriodicEvaluation
+from freerun.collecting.scheduling.joint_collector import own_collector
 from freerun.core import Gauge, MetricSink, SimulatorCollector, Tunable, background_stages
 from freerun.persistence import trust
 from freerun.persistence.checkpoint import Checkpoint, Checkpoints
@@ -233,7 +234,7 @@ class RunOutputs:
 
 
 def _make_gauges(parts: RunParts, machine: MachineLoad) -> list[Gauge]:
-    config, collector = parts.config, parts.collector
+    config, collector = parts.config, own_collector(parts.collector)
     gauges: list[Gauge] = [machine]
     if config.eval_every is not None:
         env, policy = make_factory(config).make(1), parts.algorithm.policy

@@ -48,8 +48,6 @@ def complete(config: AnyConfig) -> AnyConfig:
                 f"--num-workers is not for environments that are tensors, which --mode {config.mode} steps as one "
                 "batch: give --num-envs instead"
             )
-        if changes["num_learners"] > 1:
-            raise UserError("environments that are tensors have one learner so far: leave --num-learners out")
     elif config.num_workers is None:
         one_per_core = max(default_num_workers(), changes["num_learners"])
         changes["num_workers"] = 1 if mode.workers_flag is None else config.collector.num_workers or one_per_core
@@ -158,8 +156,12 @@ def _scale(config: AnyConfig, changes: Mapping[str, Any]) -> RunScale:
     if config.deterministic:
         # The same seed gives the same weights with any number of workers, so nothing may depend on that number.
         return RunScale(unit_steps=collector.unit_steps)
-    num_workers = changes.get("num_workers", config.num_workers)
-    return RunScale(collector.envs_at_once(num_workers), collector.unit_steps, is_tensors(config))
+    num_envs = collector.envs_at_once(changes.get("num_workers", config.num_workers))
+    if not is_tensors(config):
+        return RunScale(num_envs, collector.unit_steps)
+    # Every learner has simulators of its own, with --num-envs each.
+    num_learners = changes["num_learners"]
+    return RunScale(num_envs * num_learners, collector.unit_steps * num_learners, is_tensors=True)
 
 
 def _segment_steps(config: AnyConfig, changes: Mapping[str, Any], algorithm: AlgorithmTraits, max_lag: int) -> int:

@@ -27,14 +27,16 @@ from freerun.settings.config import AnyConfig, TrainConfig
 from freerun.settings.registry import ALGORITHMS, DEFAULT_TENSOR_MODE, MODES, find_algorithm, find_mode, find_tracker
 
 
-def make_envs(config: AnyConfig) -> GymnasiumFactory | TensorEnvs:
+def make_envs(config: AnyConfig, learner: int = 0) -> GymnasiumFactory | TensorEnvs:
+    """The environments of a run, or those of one of several learners, whose simulators have seeds of their own."""
     if not is_tensors(config):
         return make_factory(config)
     if config.max_episode_steps is not None:
         raise UserError(
             "--max-episode-steps is not for environments that are tensors: they have a time limit of their own"
         )
-    return make_tensors(config, config.collector.num_envs, config.num_workers or 1, config.seed)
+    num_simulators = config.num_workers or 1
+    return make_tensors(config, config.collector.num_envs, num_simulators, config.seed + learner * num_simulators)
 
 
 def is_tensors(config: AnyConfig) -> bool:

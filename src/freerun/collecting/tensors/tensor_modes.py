@@ -33,6 +33,8 @@ from freerun.core import (
     FloatArray,
     Metrics,
     Policy,
+    RunSeed,
+    SharedSeed,
     State,
     TensorEnv,
     TensorSegment,
@@ -90,8 +92,7 @@ class TensorCollector:
         self.num_workers = len(envs)
         self._tracks = settings.tracks
         self.simulator_log = SimulatorLog(envs)
-        assert isinstance(settings.seed, int)  # a run with several learners has no tensor environments
-        rollouts = make_rollouts(envs, policy, settings.seed, num_steps, settings.acceleration)
+        rollouts = make_rollouts(envs, policy, _first_seed(settings.seed, len(envs)), num_steps, settings.acceleration)
         self._steps_per_segment = num_steps * envs[0].num_envs
         num_envs = sum(env.num_envs for env in envs)
         before = settings.start.counts
@@ -341,6 +342,14 @@ class TensorBatch(TensorCollector):
     def _importance(self, segment: TensorSegment) -> float:
         """Equal for all: the oldest comes first."""
         return 0.0
+
+
+def _first_seed(seed: RunSeed, num_simulators: int) -> int:
+    """The seed by which the first simulator's actions are drawn; the next ones follow, and those of other learners."""
+    if isinstance(seed, SharedSeed):
+        return seed.run_seed + seed.learner * num_simulators
+    assert isinstance(seed, int)
+    return seed
 
 
 def _is_elsewhere(env: TensorEnv) -> bool:
