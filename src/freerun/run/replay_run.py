@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from freerun.adapters.tensor_envs import TensorEnvs
+from freerun.adapters.tensor_envs import TensorEnvs, is_only_tensors
 from freerun.algorithms.learners.learning_tunables import LEARNING_TUNABLES
 from freerun.collecting.rollouts.replay_collector import RecordedSegment, RecordedUpdate, ReplayCollector
 from freerun.core import (
@@ -196,6 +196,11 @@ def _check(config: AnyConfig, record: Sequence[RecordedUpdate], adapted: Mapping
         raise UserError(
             f"--adapt has changed the {' and the '.join(moved)} of this run while it went on, and the ledger does not "
             "say before which update: such a run cannot be replayed bit for bit"
+        )
+    if config.eval_every is not None and is_only_tensors(config.env):
+        raise UserError(
+            "a run whose evaluations (--eval-every) used the simulator that trains cannot be replayed: nothing records "
+            "between which segments they were"
         )
     if is_tensors(config):
         return  # all environments of a simulator are stepped together again

@@ -118,7 +118,7 @@ def env_recipe(config: AnyConfig) -> tuple[EnvName, dict[str, Any], int | None, 
     """Return what the environments of a run are made of: the arguments of a `GymnasiumFactory`."""
     if is_only_tensors(config.env):
         raise UserError(
-            f"{config.env} is stepped as tensors, never alone: leave out --eval-every, and use freerun eval afterwards"
+            f"{config.env} is stepped as tensors, never alone, and this needs environments that are stepped alone"
         )
     env, env_args = config.env_settings.recipe(config.env, config.env_args)
     return env, env_args, config.max_episode_steps, _policy_group_only(config), _ignores_masks(config)

@@ -11,7 +11,7 @@ from torch import Tensor
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
 from freerun.collecting.workers.restart_policy import RestartPolicy
-from freerun.core import Counts, FloatArray, NotFinite, Segment, TensorSegment
+from freerun.core import Counts, FloatArray, NotFinite, Policy, Segment, TensorSegment
 
 SOURCES = {
     "obs": "the simulator returned an observation",
@@ -61,6 +61,15 @@ class CheckedRollout:
             self._restart_policy.failed(self._worker, failure)  # raises where the run is to end
             self._reject(segment)
             self._rollout.reset()
+
+    def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Play new episodes with another policy, whose returns these are; afterwards give all up and begin new ones."""
+        with self._watch.over(self._worker, self._rollout.heartbeat, self._is_first):
+            return self._rollout.evaluate(policy, num_episodes)
+
+    @property
+    def num_segments(self) -> int:
+        return self._rollout.num_segments
 
 
 def count_rejected(counts: Counts, segment: TensorSegment) -> None:

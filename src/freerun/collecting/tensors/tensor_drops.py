@@ -46,6 +46,7 @@ class TensorDrops:
         self._dropped_of_open = [np.zeros(num_envs, np.int64) for num_envs in num_envs_of_each]
         """By worker and environment: the steps of the episode in progress that were dropped."""
         self._next = [0] * len(num_envs_of_each)  # by worker: the segment whose fate is taken next
+        self._begins_anew: list[set[int]] = [set() for _ in num_envs_of_each]  # segments before which all was given up
         self._decided: list[dict[int, _Fate | None]] = [{} for _ in num_envs_of_each]
 
     def note(self, segment: TensorSegment, ended: EpisodeEnds, is_dropped: bool) -> None:
@@ -59,10 +60,17 @@ class TensorDrops:
         self.statistics.add(segment.worker, segment.num_steps)
         self._decide(segment.worker, segment.number, None)
 
+    def note_new_episodes(self, worker: int, next_number: int) -> None:
+        """Note that all episodes of a worker were given up before the segment with this number."""
+        self._begins_anew[worker].add(next_number)
+
     def _decide(self, worker: int, number: int, fate: _Fate | None) -> None:
         decided = self._decided[worker]
         decided[number] = fate
         while self._next[worker] in decided:
+            if self._next[worker] in self._begins_anew[worker]:
+                self._begins_anew[worker].remove(self._next[worker])
+                self._dropped_of_open[worker][:] = 0
             self._take(self._dropped_of_open[worker], decided.pop(self._next[worker]))
             self._next[worker] += 1
 

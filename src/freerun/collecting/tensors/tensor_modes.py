@@ -22,6 +22,7 @@ from freerun.collecting.scheduling.segment_rounds import refuse_episodes
 from freerun.collecting.scheduling.units import SKIP_EPISODES
 from freerun.collecting.tensors.checked_rollout import CheckedRollout, count_rejected
 from freerun.collecting.tensors.segment_history import SegmentHistory
+from freerun.collecting.tensors.simulator_evaluation import EvaluationRequest, check_evaluation
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
 from freerun.collecting.tensors.tensor_drops import TensorDrops
 from freerun.collecting.tensors.tensor_rollout import make_rollouts
@@ -125,6 +126,20 @@ class TensorCollector:
                 drop_bias=dropped.bias,
             )
 
+    def check_evaluation(self, num_episodes: int) -> None:
+        """Raise if `evaluate` cannot play so many episodes."""
+        check_evaluation(self._rollouts[0].env, num_episodes)
+
+    def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Play new episodes on the first simulator, and return their returns. Training then begins new ones, too."""
+        rollout = self._rollouts[0]
+        returns = rollout.evaluate(policy, num_episodes)
+        with self._changed:
+            self._counts.episodes_started += rollout.env.num_envs
+            self._counts.episodes_dropped += rollout.env.num_envs
+            self._drops.note_new_episodes(0, rollout.num_segments)
+        return returns
+
     def _num_segments(self, demand: Demand) -> int:
         refuse_episodes(demand, self._mode)
         return math.ceil(demand.steps / self._steps_per_segment)
@@ -193,6 +208,7 @@ class TensorBatch(TensorCollector):
         self._num_begun = self._num_taken = self._num_granted = 0
         self._num_in_progress = 0
         self._newest_weights: tuple[FloatArray, int] | None = None
+        self._evaluation: EvaluationRequest | None = None
         self._ended = False
         self._failure: BaseException | None = None
 
@@ -227,6 +243,17 @@ class TensorBatch(TensorCollector):
     def _num_now(self, num_wanted: int) -> int:
         """How many segments the learner waits for. --adapt may change the queue meanwhile."""
         return min(num_wanted, self._queue_size)
+
+    def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Have the simulator's thread do it between two segments, and wait for the answer."""
+        request = EvaluationRequest(policy, num_episodes)
+        with self._changed:
+            self._evaluation = request
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: request.returns is not None or self._ended)
+            if request.returns is None:
+                raise RuntimeError("the simulator has ended") from self._failure
+        return request.returns
 
     def counts(self) -> Counts:
         return replace(super().counts(), queue_fill=len(self._queue) / self._queue_size)
@@ -301,7 +328,7 @@ class TensorBatch(TensorCollector):
 
     def _collect_until_end(self, workers: Sequence[int]) -> None:
         """Collect one segment of each of these simulators in turn, until the learner has ended."""
-        while self._begin(len(workers)):
+        while self._begin(workers):
             assert self._newest_weights is not None
             newest_weights = self._newest_weights  # one read: all of this turn use the same version
             for worker in workers:
@@ -312,16 +339,23 @@ class TensorBatch(TensorCollector):
                 # It waits for space in the queue or, if there are several, for the others of this thread.
                 self._tracks.set_state(worker, State.WAITING_FOR_SLOT)
 
-    def _begin(self, num_segments: int) -> bool:
+    def _begin(self, workers: Sequence[int]) -> bool:
         """Wait until the next segments may begin; False when the learner has ended."""
-        with self._changed:
-            self._wait_until_allowed(num_segments)
-            self._num_begun += num_segments
-            self._num_in_progress += num_segments
-            return not self._ended
+        while True:
+            with self._changed:
+                self._wait_until_allowed(len(workers), 0 in workers)
+                request = self._evaluation if 0 in workers and not self._ended else None
+                if request is None:
+                    self._num_begun += len(workers)
+                    self._num_in_progress += len(workers)
+                    return not self._ended
+            returns = super().evaluate(request.policy, request.num_episodes)
+            with self._changed:
+                request.returns, self._evaluation = returns, None
+                self._changed.notify_all()
 
-    def _wait_until_allowed(self, num_segments: int) -> None:
-        """Wait for a grant and for space in the queue."""
+    def _wait_until_allowed(self, num_segments: int, evaluates: bool) -> None:
+        """Wait for a grant and for space in the queue, or for an evaluation that this thread is asked for."""
 
         def is_allowed() -> bool:
             # Segments in progress have their place already. A turn of more simulators than the queue has places must
@@ -329,7 +363,7 @@ class TensorBatch(TensorCollector):
             num_filled = len(self._queue) + self._num_in_progress + num_segments
             return self._num_begun < self._num_granted and num_filled <= max(self._queue_size, num_segments)
 
-        self._changed.wait_for(lambda: self._ended or is_allowed())
+        self._changed.wait_for(lambda: self._ended or is_allowed() or (evaluates and self._evaluation is not None))
 
     def _put(self, segment: TensorSegment) -> None:
         importance = self._importance(segment)

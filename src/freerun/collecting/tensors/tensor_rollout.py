@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,19 @@ class TensorRollout:
             self._obs.copy_(self.env.reset())
             self._return.zero_()
             self._length.zero_()
+
+    @property
+    def num_segments(self) -> int:
+        """The number that the next segment will have."""
+        return self._num_segments
+
+    def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Play new episodes with another policy, whose returns these are; afterwards give all up and begin new ones."""
+        with torch.cuda.stream(self._stream):
+            returns, _ = play_tensors(self.env, policy, 0, num_episodes, self.heartbeat.beat)
+        self.env.metrics()  # what the simulator has logged meanwhile says nothing about the training
+        self.reset()
+        return returns
 
     def collect(self) -> TensorSegment:
         """Make the next steps of all environments. Any stream may use the segment that this returns."""
@@ -161,8 +174,14 @@ def _choose_stream(device: torch.device, acceleration: Acceleration) -> torch.cu
     return own
 
 
-def play_tensors(env: TensorEnv, policy: Policy, seed: int) -> tuple[list[float], list[int]]:
-    """Play the first episode of every environment; return the episodes' returns and lengths.
+def play_tensors(
+    env: TensorEnv,
+    policy: Policy,
+    seed: int,
+    num_episodes: int | None = None,
+    each_step: Callable[[], None] = lambda: None,
+) -> tuple[list[float], list[int]]:
+    """Play the first episode of so many environments, or of every one; return the episodes' returns and lengths.
 
     Only the first counts: the N episodes that end earliest would be mostly short ones, and so a biased sample.
     """
@@ -170,7 +189,8 @@ def play_tensors(env: TensorEnv, policy: Policy, seed: int) -> tuple[list[float]
     total, length = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
     is_running = np.ones(env.num_envs, bool)
     obs = env.reset()
-    while is_running.any():
+    while is_running[:num_episodes].any():
+        each_step()
         noise = policy.draw(rng, env.num_envs)
         action = torch.from_numpy(policy.act(obs.cpu().numpy(), noise).action).to(env.device)
         try:
@@ -180,4 +200,4 @@ def play_tensors(env: TensorEnv, policy: Policy, seed: int) -> tuple[list[float]
         total += np.where(is_running, reward.cpu().numpy(), 0.0)
         length += is_running
         is_running &= ~(terminated | truncated).cpu().numpy()
-    return total.tolist(), length.tolist()
+    return total[:num_episodes].tolist(), length[:num_episodes].tolist()

@@ -61,7 +61,7 @@ class TensorStream(TensorBatch):
             self._drops.note(segment, ended, is_dropped=False)
         return segment
 
-    def _wait_until_allowed(self, num_segments: int) -> None:
+    def _wait_until_allowed(self, num_segments: int, evaluates: bool) -> None:
         """Wait for the first weights; then, while the queue is full, for a short time only."""
         self._changed.wait_for(lambda: self._newest_weights is not None or self._ended)
         self._changed.wait_for(lambda: len(self._queue) < self._queue_size or self._ended, REFRESH_SECONDS)
