@@ -420,6 +420,7 @@ def test_a_trained_policy_is_tried_on_one_episode_of_each_environment(
     assert main(["eval", str(run_dir), "--render", str(run_dir / "film")]) == 2
 
 
+@pytest.mark.parametrize("version", [3])
 @pytest.mark.parametrize("mode", ["sync", "batch", "continuous"])
 def test_evaluations_use_the_simulator_that_trains(
     fake: int, mode: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
