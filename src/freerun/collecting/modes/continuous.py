@@ -114,6 +114,10 @@ class Continuous(AsyncCollector):
             "freerun.collecting.tensors.tensor_stream:TensorStream",
             defaults={"num_collectors": 1},
             resizable=frozenset({"max_queue_size"}),
+            bench_settings=lambda num_envs, steps_per_env: {
+                "num_envs": num_envs,
+                "collection_batch_size": num_envs * steps_per_env,
+            },
         ),
         why_not_auto="it drops steps and knows no limit to the lag",
         preference=7,
