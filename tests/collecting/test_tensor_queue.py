@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,6 +114,24 @@ def test_many_episodes_at_once_count_as_one_after_another() -> None:
     assert many.by_length == single.by_length
     assert single.bias != 0
     assert many.bias == pytest.approx(single.bias)
+
+
+def test_drops_that_skew_the_data_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Half of each long episode is dropped, and nothing of a short one.
+
+    Dropped steps: all of episodes of 100 steps. Kept steps: 50 of 100 steps for 10 of 10 steps, so of
+    (50 · 100 + 10 · 10) / 60 = 85 steps on average. The bias is 100 / 85 − 1 = 0.18 with as many short episodes as long
+    ones; with three short ones for each long one it is 100 / ((50 · 100 + 30 · 10) / 80) − 1 = 0.51.
+    """
+    even, skewed = DropStatistics(), DropStatistics()
+    lengths, num_dropped = np.array([100, 10] * 400), np.array([50, 0] * 400)
+    with caplog.at_level(logging.WARNING):
+        even.settle_many(lengths, num_dropped)
+        assert even.bias == pytest.approx(100 / 85 - 1, abs=1e-3)
+        assert not caplog.records
+        skewed.settle_many(np.array([100, 10, 10, 10] * 400), np.array([50, 0, 0, 0] * 400))
+    assert skewed.bias == pytest.approx(100 / 66.25 - 1, abs=1e-2)
+    assert "dropped steps skew the data" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------- the queue itself
