@@ -25,7 +25,7 @@ from freerun.collecting.tensors.segment_history import SegmentHistory
 from freerun.collecting.tensors.simulator_evaluation import EvaluationRequest, check_evaluation
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
 from freerun.collecting.tensors.tensor_drops import TensorDrops
-from freerun.collecting.tensors.tensor_rollout import make_rollouts
+from freerun.collecting.tensors.tensor_rollout import keep_for_current_stream, make_rollouts
 from freerun.collecting.workers.restart_policy import RestartPolicy
 from freerun.core import (
     CollectorSettings,
@@ -146,12 +146,7 @@ class TensorCollector:
 
     def _hand_over(self, segment: TensorSegment) -> TensorSegment:
         """Count a segment as delivered. The learner's thread calls this, on the learner's stream."""
-        if segment.reward.is_cuda:
-            # The memory was allocated on the simulator's stream. Without this, freeing it would let the simulator reuse
-            # it while kernels of the learner's stream that read it are still queued.
-            for value in vars(segment).values():
-                if isinstance(value, torch.Tensor):
-                    value.record_stream(torch.cuda.current_stream(value.device))
+        keep_for_current_stream(segment)
         num_ended = int(segment.ended.sum())
         with self._changed:
             self._counts.episodes_started += num_ended  # where one ends, the next begins

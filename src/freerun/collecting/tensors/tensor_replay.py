@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from freerun.collecting.rollouts.replay_collector import RecordedSegment
 from freerun.collecting.tensors.checked_rollout import find_not_finite
-from freerun.collecting.tensors.tensor_rollout import TensorRollout
+from freerun.collecting.tensors.tensor_rollout import TensorRollout, keep_for_current_stream
 from freerun.core import Counts, Demand, FloatArray, TensorSegment, UserError
 
 Record = Sequence[Sequence[RecordedSegment]]
@@ -53,6 +53,7 @@ class TensorReplay:
         taken = [self._take(recorded) for recorded in self._record[self._version]]
         self._weights = {version: kept for version, kept in self._weights.items() if self._is_needed(version)}
         for segment in taken:
+            keep_for_current_stream(segment)
             num_ended = int(segment.ended.sum())
             self._counts.episodes_started += num_ended
             self._counts.episodes_delivered += num_ended

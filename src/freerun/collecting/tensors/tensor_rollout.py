@@ -151,6 +151,18 @@ def make_rollouts(
     ]
 
 
+def keep_for_current_stream(segment: TensorSegment) -> None:
+    """Let the stream of this thread read a segment whenever it comes to it.
+
+    The memory was allocated on the simulator's stream. Without this, freeing it would let the simulator reuse it while
+    kernels of this stream that read it are still queued.
+    """
+    if segment.reward.is_cuda:
+        for value in vars(segment).values():
+            if isinstance(value, Tensor):
+                value.record_stream(torch.cuda.current_stream(value.device))
+
+
 def _choose(acceleration: Acceleration, env: TensorEnv) -> Acceleration:
     """`auto` records graphs but does not fuse kernels, which takes half a minute before the first step."""
     if not env.is_capturable or env.device.type != "cuda":
