@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from freerun.collecting.env_args_channel import EnvArgsCollector
+from freerun.collecting.scheduling.joint_collector import own_collector
 from freerun.core import (
     Collector,
     SimulatorCollector,
@@ -104,7 +105,7 @@ def run(
 
         # 3. Environments, the algorithm, and the ledger: new, from another run's networks, or from a checkpoint.
         if pool is None:
-            pool = Pool(make_envs(config), changes_env_args(callbacks, resumed))
+            pool = Pool(make_envs(config, group.index), changes_env_args(callbacks, resumed))
             stack.callback(pool.close)
         algorithm = make_algorithm(config, pool.factory, group)
         if learned is not None:
@@ -146,7 +147,7 @@ def _train(
 
     `publishing` is the collector as the loop sees it.
     """
-    collector = parts.collector
+    collector = own_collector(parts.collector)
     recorded = (outputs.sinks, outputs.gauges, outputs.shares)
     learn = functools.partial(train, parts.algorithm, publishing, parts.budget, parts.ledger, *recorded)
     outcome, error, reason = "failed", None, None

@@ -418,8 +418,26 @@ def test_a_trained_policy_is_tried_on_one_episode_of_each_environment(
         "return 6.33 ± 2.87 (min 3.00, median 6.00, max 10.00), length 3.0, over 3 episodes"
     )
     assert main(["eval", str(run_dir), "--render", str(run_dir / "film")]) == 2
-    assert main(["train", "--task", TASK, *FEW, "--eval-every", "10", "--run-dir", str(run_dir) + "2"]) == 2
-    assert "leave out --eval-every" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", [3])
+@pytest.mark.parametrize("mode", ["sync", "batch", "continuous"])
+def test_evaluations_use_the_simulator_that_trains(
+    fake: int, mode: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Isaac Lab simulates once per process: the fake one would refuse a second simulator."""
+    words = ["--mode", mode, "--collection-batch-size" if mode == "continuous" else "--num-steps-per-env", "8"]
+    words += [*FEW, "--run-dir", str(run_dir), "-q", "--eval-every", "32"]
+    assert main(["train", "--task", TASK, *words, "--eval-episodes", "3"]) == 0
+    evaluated = [record for record in records(run_dir) if "eval_return" in record]
+    # Lengths 2, 3 and 4; every step's reward is its number: returns 3, 6 and 10.
+    assert all(record["eval_return"] == pytest.approx(19 / 3) for record in evaluated)
+    assert len({record["eval_step"] for record in evaluated}) >= 2
+    capsys.readouterr()
+    assert main(["replay", str(run_dir)]) == 2
+    assert "used the simulator that trains cannot be replayed" in capsys.readouterr().err
+    assert main(["train", "--task", TASK, *words[:-5], "--eval-every", "32", "--eval-episodes", "9", "-q"]) == 2
+    assert "--eval-episodes 9 is more than the" in capsys.readouterr().err
 
 
 def test_the_command_starts_the_app_before_torch(version: int, run_dir: Path) -> None:

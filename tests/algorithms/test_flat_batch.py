@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -62,7 +64,7 @@ def test_tensors_are_joined_as_arrays_are() -> None:
 
 def as_tensors(one: Segment) -> TensorSegment:
     names = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "next_obs")
-    tensors = {name: torch.from_numpy(getattr(one, name)) for name in names}
+    tensors: dict[str, Any] = {name: torch.from_numpy(getattr(one, name)) for name in names}
     nothing = torch.zeros_like(tensors["reward"])
     version = int(one.version[0, 0])
     lengths = nothing.long()

@@ -12,10 +12,11 @@ from gymnasium import spaces
 
 import freerun
 from freerun.algorithms.fastsac.critic_heads import DistributionHead, ScalarHead, of_both
-from freerun.algorithms.fastsac.fastsac import FastSAC, normalized_relu
+from freerun.algorithms.fastsac.fastsac import FastSAC
 from freerun.algorithms.fastsac.fastsac_config import FastSACConfig
 from freerun.algorithms.fastsac.obs_normalizer import ObsNormalizer
 from freerun.algorithms.policies.action_heads import NoisyTanh
+from freerun.algorithms.policies.networks import NormalizedReLU
 from freerun.algorithms.sac.n_step_returns import n_step_returns
 from freerun.core import EnvSpec, TensorSegment, UserError
 from freerun.settings.defaults import complete
@@ -116,7 +117,7 @@ def test_the_target_of_a_distribution_is_that_of_both_critics_or_of_the_lower_on
 
 def test_a_normalised_layer() -> None:
     """Mean 2 and deviation 1: (1, 3) becomes (-1, 1), of which a ReLU leaves (0, 1)."""
-    assert normalized_relu(torch.tensor([[1.0, 3.0]]))[0].tolist() == pytest.approx([0.0, 1.0], abs=1e-4)
+    assert NormalizedReLU()(torch.tensor([[1.0, 3.0]]))[0].tolist() == pytest.approx([0.0, 1.0], abs=1e-4)
 
 
 def target_of(algorithm: FastSAC, lost: float) -> float:

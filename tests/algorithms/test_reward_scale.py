@@ -148,10 +148,11 @@ def test_episodes_that_are_never_continued_are_forgotten_in_time(monkeypatch: py
 
 def as_tensors(part: Segment, worker: int = 0) -> TensorSegment:
     names = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "next_obs")
-    tensors = {name: torch.from_numpy(getattr(part, name)) for name in names}
+    tensors: dict[str, Any] = {name: torch.from_numpy(getattr(part, name)) for name in names}
     nothing = torch.zeros_like(tensors["reward"])
+    lengths = lengths_in(part)
     return TensorSegment(
-        **tensors, episode_return=nothing, episode_length=lengths_in(part), version=0, seconds=0.0, worker=worker
+        **tensors, episode_return=nothing, episode_length=lengths, version=0, seconds=0.0, worker=worker
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
-from freerun.collecting.rollouts.evaluation_episodes import GreedyPolicy, PeriodicEvaluation, play
+from freerun.collecting.rollouts.evaluation_episodes import GreedyPolicy, HeldOutEpisodes, PeriodicEvaluation, play
 from freerun.core import HeldOutSeed, Purpose
 
 
@@ -20,7 +20,7 @@ def make_policy(factory: GymnasiumFactory) -> MLPActor:
 def test_an_evaluation_is_due_at_fixed_steps_and_uses_the_newest_weights() -> None:
     factory = GymnasiumFactory("CartPole-v1")
     policy = make_policy(factory)
-    evaluation = PeriodicEvaluation(factory.make(1), policy, seed=3, every_steps=100, num_episodes=4)
+    evaluation = PeriodicEvaluation(HeldOutEpisodes(factory.make(1), seed=3, num_episodes=4), policy, every_steps=100)
     assert evaluation.read(99) == {}
     first = evaluation.read(130)
     assert first["eval_step"] == 130
@@ -36,8 +36,7 @@ def test_an_evaluation_is_due_at_fixed_steps_and_uses_the_newest_weights() -> No
 def test_it_plays_with_the_most_likely_actions() -> None:
     factory = GymnasiumFactory("CartPole-v1")
     policy = make_policy(factory)
-    env = factory.make(1)
-    evaluation = PeriodicEvaluation(env, policy, seed=3, every_steps=1, num_episodes=3)
+    evaluation = PeriodicEvaluation(HeldOutEpisodes(factory.make(1), seed=3, num_episodes=3), policy, every_steps=1)
     seed = HeldOutSeed(3, Purpose.VALIDATION)
     returns = [float(segment.reward.sum()) for segment in play(factory.make(1), GreedyPolicy(policy), seed, 3)]
     assert evaluation.read(1)["eval_return"] == pytest.approx(np.mean(returns))

@@ -52,6 +52,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "mbpo": ("Pendulum-v1", {**OFF_POLICY, "algo": "mbpo", **SMALL_MODEL}),
     "fastsac": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "layer_norm": False}),
     "fastsac-deterministic": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "policy": "deterministic"}),
+    "fastsac-norm": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "actor_layer_norm": True}),
     "critic-group": ("toy_envs:Privileged", {**QUICK, "normalize_obs": True}),
 }
 OWN_NETWORKS = ("picture", "own", "masked own")

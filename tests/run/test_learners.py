@@ -275,7 +275,6 @@ def test_a_failure_of_one_learners_environment_is_told_as_it_is(run_dir: Path) -
     [
         (("CartPole-v1", "--num-learners", "3", "--num-workers", "2"), "raise --num-workers"),
         (("CartPole-v1", "--num-learners", "0"), "--num-learners must be at least 1"),
-        (("freerun/RoughDrone-v0", "--num-learners", "2", "--mode", "sync"), "have one learner"),
     ],
 )
 def test_bad_input_is_one_sentence(words: tuple[str, ...], advice: str, capsys: pytest.CaptureFixture[str]) -> None:

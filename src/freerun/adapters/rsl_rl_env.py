@@ -53,6 +53,7 @@ class RslRlEnv:
     """
 
     is_capturable = False
+    reset_begins_episodes = False
 
     def __init__(
         self,

@@ -109,6 +109,7 @@ class CutDownEnv:
         self.spec = env.spec.cut_down(keeps_critic, keeps_mask)
         self.num_envs, self.device, self.is_capturable = env.num_envs, env.device, env.is_capturable
         self.is_elsewhere: bool = getattr(env, "is_elsewhere", False)
+        self.reset_begins_episodes: bool = getattr(env, "reset_begins_episodes", True)
         self._shape = self.spec.observation_space.shape
         self._columns = _columns(env.spec, keeps_critic, keeps_mask)
         from torch import cat  # not above: `freerun list` does without torch

@@ -103,6 +103,11 @@ class TensorSegment:
     """The worker whose environments these are. Its next segment continues where this one ends."""
     memory: Tensor | None = None
     """As that of a `Segment`: what a `MemoryTensorActor` remembered before the first step, [N, memory_size]."""
+    number: int = 0
+    """How many segments this worker has collected before."""
+    versions_played: tuple[int, ...] = ()
+    """What was played to get here: the versions of the worker's segments since the last one that was handed over, with
+    those that were dropped or rejected and with this one. Empty if a later segment was handed over before."""
 
     @property
     def num_steps(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, 
 import numpy as np
 
 from freerun.core.accounting import Counts, StartPoint, State
-from freerun.core.data import AnySegment, Array, Demand, FloatArray, Metrics, Segment
+from freerun.core.data import AnySegment, Array, Demand, FloatArray, Metrics
 
 if TYPE_CHECKING:  # workers never import torch
     import torch
@@ -201,7 +201,9 @@ class Tunable:
 class PriorityCollector(Collector, Protocol):
     """A mode that keeps the segments which matter most to the algorithm: --queue-priority td-error."""
 
-    def prefer(self, importance: Callable[[Segment], float]) -> None: ...
+    def prefer(self, importance: Callable[[Any], float]) -> None:
+        """Ask this function how important a segment is. It takes the kind of segments that the mode hands over."""
+        ...
 
 
 class TunableCollector(Collector, Protocol):
@@ -227,6 +229,14 @@ class SimulatorCollector(Collector, Protocol):
     @property
     def simulator_log(self) -> Gauge:
         """The simulators' own metrics, for the record of an update."""
+        ...
+
+    def check_evaluation(self, num_episodes: int) -> None:
+        """Raise if `evaluate` cannot play so many episodes."""
+        ...
+
+    def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Play new episodes on the simulator that trains, and return their returns. Training then begins new ones."""
         ...
 
 
@@ -300,6 +310,16 @@ class StagedAlgorithm(Algorithm, Protocol):
     @property
     def stages(self) -> Mapping[str, BackgroundWork]:
         """By their names on the timeline; empty if all of them take turns."""
+        ...
+
+
+@runtime_checkable
+class FollowingAlgorithm(Algorithm, Protocol):
+    """An algorithm with stages that run beside the learner, so that its updates depend on the clock, and that can be
+    replayed all the same: its metrics say what the clock has decided."""
+
+    def follow(self, metrics: Mapping[str, float]) -> None:
+        """Make the next update as the one with these metrics was made."""
         ...
 
 

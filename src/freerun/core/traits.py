@@ -105,6 +105,10 @@ class ProbeModel:
     """Processor time that receiving one unit costs the learner, beyond the measured overhead."""
 
 
+def _segments_of_all(num_envs: int, steps_per_env: int) -> dict[str, int]:
+    return {"num_envs": num_envs, "num_steps_per_env": steps_per_env}
+
+
 @dataclass(frozen=True)
 class TensorVariant:
     """How a mode steps environments that are tensors."""
@@ -115,6 +119,10 @@ class TensorVariant:
     """The mode's settings that are filled in here if the user leaves them open."""
     own_settings: tuple[str, ...] = ()
     """The mode's settings that no other environments have."""
+    resizable: frozenset[str] = frozenset()
+    """As in `ModeTraits`: what --adapt may change here. Simulators cannot be added while a run goes on."""
+    bench_settings: Callable[[int, int], dict[str, int]] = _segments_of_all
+    """From a number of environments and the steps of each per update to the mode's settings, for `freerun bench`."""
 
 
 def _one_worker_per_env(num_envs: int, steps_per_env: int) -> dict[str, int]:

@@ -24,6 +24,7 @@ from freerun.persistence.space_codec import pack_spaces, unpack_spaces
 logger = logging.getLogger("freerun")
 
 CONFIG, SUMMARY, POLICY, LOCK = "config.json", "summary.json", "policy.safetensors", ".lock"
+METRICS = "metrics.jsonl"
 DIFFER_BETWEEN_SEEDS = ("seed", "run_dir", "quiet", "watch", "display")
 """What may differ between runs of the same training with different seeds. Only the seed changes what is learned."""
 
@@ -33,7 +34,7 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.metrics_path = path / "metrics.jsonl"
+        self.metrics_path = path / METRICS
         self.ledger_path = path / "ledger.jsonl"
         self.timeline_path = path / "timeline.jsonl"
         self.trace_path = path / "timeline.json"

@@ -24,6 +24,7 @@ import cloudpickle
 
 from freerun.core import EnvFailure, FollowerStart, LearnerFailure, LearnerGroup, SingleLearner, UserError
 from freerun.settings.config import AnyConfig
+from freerun.settings.factories import is_tensors
 from freerun.settings.registry import find_mode, flatten_config
 from freerun.transport import learner_place, processes
 from freerun.transport.learner_place import LearnerPlace
@@ -82,7 +83,8 @@ def _uses_ray(config: AnyConfig) -> bool:
 
 def _shares_workers(config: AnyConfig) -> bool:
     """True if --num-workers are shared out; otherwise each learner has as many as the mode's settings say."""
-    return config.collector.num_workers is None and find_mode(config.mode).traits.workers_flag is not None
+    has_own = config.collector.num_workers is not None or is_tensors(config)
+    return not has_own and find_mode(config.mode).traits.workers_flag is not None
 
 
 def _check_workers(config: AnyConfig) -> None:

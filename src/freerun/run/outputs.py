@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -12,8 +13,10 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
-from freerun.collecting.rollouts.evaluation_episodes import PeriodicEvaluation
-from freerun.core import Gauge, MetricSink, SimulatorCollector, Tunable, background_stages
+from freerun.adapters.tensor_envs import is_only_tensors
+from freerun.collecting.rollouts.evaluation_episodes import HeldOutEpisodes, PeriodicEvaluation
+from freerun.collecting.scheduling.joint_collector import own_collector
+from freerun.core import Collector, Gauge, MetricSink, SimulatorCollector, Tunable, background_stages
 from freerun.persistence import trust
 from freerun.persistence.checkpoint import Checkpoint, Checkpoints
 from freerun.persistence.checkpoint_sink import CheckpointSink, Interval
@@ -235,15 +238,24 @@ class RunOutputs:
 
 
 def _make_gauges(parts: RunParts, machine: MachineLoad) -> list[Gauge]:
-    config, collector = parts.config, parts.collector
+    config, collector = parts.config, own_collector(parts.collector)
     gauges: list[Gauge] = [machine]
     if config.eval_every is not None:
-        env, policy = make_factory(config).make(1), parts.algorithm.policy
-        every, episodes = config.eval_every, config.eval_episodes
-        gauges.append(PeriodicEvaluation(env, policy, config.seed, every, episodes, parts.ledger.steps))
+        gauges.append(_make_evaluation(parts, collector, config.eval_every))
     if isinstance(collector, SimulatorCollector):
         gauges.append(collector.simulator_log)
     return gauges
+
+
+def _make_evaluation(parts: RunParts, collector: Collector, every_steps: int) -> Gauge:
+    """--eval-every: on an environment of its own, or on the simulator that trains, if a process can have only one."""
+    config, policy, first_step = parts.config, parts.algorithm.policy, parts.ledger.steps
+    if is_only_tensors(config.env) and isinstance(collector, SimulatorCollector):
+        collector.check_evaluation(config.eval_episodes)
+        play = functools.partial(collector.evaluate, num_episodes=config.eval_episodes)
+        return PeriodicEvaluation(play, policy, every_steps, first_step)
+    episodes = HeldOutEpisodes(make_factory(config).make(1), config.seed, config.eval_episodes)
+    return PeriodicEvaluation(episodes, policy, every_steps, first_step, episodes.close)
 
 
 def _has_idle_gpu(config: AnyConfig) -> bool:

@@ -32,8 +32,8 @@ from freerun.persistence.incidents import IncidentFile
 from freerun.run.actor_cost import act_seconds
 from freerun.run.self_tuning import tuning_bounds
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import hands_over_episodes, run_seed
-from freerun.settings.registry import WORKER_MODULES, find_algorithm, find_mode
+from freerun.settings.factories import acceleration, hands_over_episodes, run_seed
+from freerun.settings.registry import WORKER_MODULES, find_mode
 from freerun.transport import processes
 from freerun.transport.state_tracks import SharedTracks
 
@@ -101,24 +101,26 @@ class Pool:
             config.max_failures,
             config.on_nan or "stop",
             self.incidents,
-            config.algorithm.acceleration if find_algorithm(config.algo).traits.has_acceleration else "auto",
+            acceleration(config),
             start if peers.count == 1 else share_of_start(start, peers),
             bounds,
             self.factory.spec.max_episode_steps,
             config.mode,
         )
         mode = find_mode(config.mode)
+        collector: Any
         if isinstance(self.factory, TensorEnvs):
-            return mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)  # type: ignore[no-any-return]
-        options = [] if mode.traits.options is ModeOptions else [config.collector]
-        policy = algorithm.policy
-        if not mode.traits.lockstep:
-            self.act_seconds = act_seconds(policy, self.factory.spec)
-        if config.collector.acts_on_device:
-            policy = _on_device(policy, config)
-        if self.env_args is not None:
-            policy = with_env_args(policy, self.env_args)
-        collector = mode.load()(self.factory, policy, settings, *options)
+            collector = mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)
+        else:
+            options = [] if mode.traits.options is ModeOptions else [config.collector]
+            policy = algorithm.policy
+            if not mode.traits.lockstep:
+                self.act_seconds = act_seconds(policy, self.factory.spec)
+            if config.collector.acts_on_device:
+                policy = _on_device(policy, config)
+            if self.env_args is not None:
+                policy = with_env_args(policy, self.env_args)
+            collector = mode.load()(self.factory, policy, settings, *options)
         if config.collector.rates_segments:  # `check_fit` has refused algorithms that cannot rate them
             cast(PriorityCollector, collector).prefer(cast(RatingAlgorithm, algorithm).importance)
         return collector  # type: ignore[no-any-return]

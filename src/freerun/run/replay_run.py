@@ -10,15 +10,27 @@ from typing import Any
 
 import numpy as np
 
+from freerun.adapters.tensor_envs import TensorEnvs, is_only_tensors
 from freerun.algorithms.learners.learning_tunables import LEARNING_TUNABLES
-from freerun.collecting.rollouts.replay_collector import RecordedUpdate, ReplayCollector
-from freerun.core import Algorithm, AnySegment, Array, Demand, Metrics, UserError
+from freerun.collecting.rollouts.replay_collector import RecordedSegment, RecordedUpdate, ReplayCollector
+from freerun.core import (
+    Algorithm,
+    AnySegment,
+    Array,
+    Collector,
+    Demand,
+    FollowingAlgorithm,
+    Metrics,
+    Policy,
+    UserError,
+)
 from freerun.persistence import checkpoint
 from freerun.persistence.files import MOST_JSON_BYTES, read_json
-from freerun.persistence.run_folder import CONFIG, POLICY, SUMMARY, read_policy
+from freerun.persistence.metric_records import read_records
+from freerun.persistence.run_folder import CONFIG, METRICS, POLICY, SUMMARY, read_policy
 from freerun.run import init_from
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import make_algorithm, make_factory, run_seed
+from freerun.settings.factories import acceleration, is_tensors, make_algorithm, make_envs, run_seed
 from freerun.settings.named_code import trusted_config
 from freerun.settings.registry import find_algorithm, find_mode
 from freerun.telemetry.budget import Budget
@@ -64,14 +76,18 @@ def replay(run_dir: str | Path, until_update: int | None = None, trust: Sequence
     _check(config, record, _adapted(folder))
     if until_update is not None and not 1 <= until_update <= len(record):
         raise UserError(f"--until-update must lie between 1 and {len(record)}, not {until_update}")
-    factory = make_factory(config)
+    factory = make_envs(config)
     # The algorithm starts with the same weights as in the run: they depend on the seed of the run alone.
     made = make_algorithm(config, factory)
     if config.init_from is not None:
         learned = init_from.find(config.init_from)
         init_from.start(made, learned, factory.spaces, config)
-    algorithm = _ReplayedAlgorithm(made, until_update)
-    collector = ReplayCollector(factory, algorithm.policy, run_seed(config), record)
+    algorithm = _ReplayedAlgorithm(made, until_update, _followed_metrics(config, folder, made, len(record)))
+    collector: Collector
+    if isinstance(factory, TensorEnvs):
+        collector = _tensor_replay(config, factory, algorithm.policy, record)
+    else:
+        collector = ReplayCollector(factory, algorithm.policy, run_seed(config), record)
     ledger = Ledger()
     comparison = _WeightComparison(_saved_policies(folder), algorithm)
     try:
@@ -82,6 +98,38 @@ def replay(run_dir: str | Path, until_update: int | None = None, trust: Sequence
     return ReplayResult(
         ledger.version, ledger.steps, comparison.compared, comparison.first_difference, algorithm.policy.weights
     )
+
+
+def _tensor_replay(config: AnyConfig, first: TensorEnvs, policy: Policy, record: Sequence[RecordedUpdate]) -> Collector:
+    """The simulators of the run, made again as often as they were: at its beginning and when it was resumed."""
+    from freerun.collecting.tensors.tensor_replay import TensorReplay
+    from freerun.collecting.tensors.tensor_rollout import TensorRollout, make_rollouts
+
+    ready = [first]  # the algorithm was made for these: they are used first
+
+    def make() -> list[TensorRollout]:
+        made = ready.pop() if ready else make_envs(config)
+        assert isinstance(made, TensorEnvs)
+        envs = made.envs
+        return make_rollouts(envs, policy, config.seed, config.collector.num_steps_per_env, acceleration(config))
+
+    return TensorReplay(make, [update.tensors for update in record])
+
+
+def _followed_metrics(config: AnyConfig, folder: Path, algorithm: Algorithm, num_updates: int) -> list[Metrics]:
+    """The metrics of all updates, where they say what the clock has decided; otherwise nothing."""
+    if not (find_algorithm(config.algo).traits.has_stages and config.algorithm.stages == "concurrent"):
+        return []
+    if not isinstance(algorithm, FollowingAlgorithm):
+        raise UserError(
+            f"--algo {config.algo} with --stages concurrent cannot be replayed: its stages meet by the clock, and it "
+            "has no method `follow`"
+        )
+    records = read_records(folder / METRICS)
+    found = [{name: value for name, value in one.items() if value is not None} for one in records]
+    if len(found) < num_updates:
+        raise UserError(f"{folder / METRICS} has {len(found)} updates and the ledger {num_updates}: a line is missing")
+    return found
 
 
 def read_ledger(path: Path) -> list[RecordedUpdate]:
@@ -101,12 +149,20 @@ def read_ledger(path: Path) -> list[RecordedUpdate]:
                     raise ValueError("not a piece")
                 if any(not num_steps > 0 for _, num_steps, _ in pieces) or content["update"] != len(record) + 1:
                     raise ValueError("a gap")
-                record.append(RecordedUpdate(content["update"], float(content["progress"]), segments))
+                tensors = tuple(_tensor_segment(*entry) for entry in content.get("tensors", []))
+                record.append(RecordedUpdate(content["update"], float(content["progress"]), segments, tensors))
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise UserError(f"line {len(record) + 1} of {path} is not one that freerun wrote") from None
     if not record:
         raise UserError(f"{path} is empty: the run ended before its first update")
     return record
+
+
+def _tensor_segment(worker: Any, number: Any, num_steps: Any, versions: Any) -> RecordedSegment:
+    """Check one entry of a ledger."""
+    if not all(type(part) is int and part >= 0 for part in (worker, number, num_steps, *versions)):
+        raise ValueError("not a segment")
+    return RecordedSegment(worker, number, num_steps, tuple(versions))
 
 
 def _adapted(folder: Path) -> dict[str, float]:
@@ -130,8 +186,8 @@ def _adapted(folder: Path) -> dict[str, float]:
 
 def _check(config: AnyConfig, record: Sequence[RecordedUpdate], adapted: Mapping[str, float]) -> None:
     """Refuse a run whose steps and gradients cannot be computed again to the last bit."""
-    if not all(recorded.segments for recorded in record):
-        raise UserError("a run on environments that are tensors cannot be replayed: its episodes have no numbers")
+    if is_tensors(config) and not all(recorded.tensors for recorded in record):
+        raise UserError("this run cannot be replayed: its ledger comes from a freerun that did not number the segments")
     if config.num_learners > 1:
         raise UserError(
             "a run of several learners cannot be replayed bit for bit: one learner adds gradients up in another order"
@@ -141,10 +197,13 @@ def _check(config: AnyConfig, record: Sequence[RecordedUpdate], adapted: Mapping
             f"--adapt has changed the {' and the '.join(moved)} of this run while it went on, and the ledger does not "
             "say before which update: such a run cannot be replayed bit for bit"
         )
-    if find_algorithm(config.algo).traits.has_stages and config.algorithm.stages == "concurrent":
+    if config.eval_every is not None and is_only_tensors(config.env):
         raise UserError(
-            f"--algo {config.algo} with --stages concurrent cannot be replayed: its stages meet by the clock"
+            "a run whose evaluations (--eval-every) used the simulator that trains cannot be replayed: nothing records "
+            "between which segments they were"
         )
+    if is_tensors(config):
+        return  # all environments of a simulator are stepped together again
     num_envs = max(len(columns) for recorded in record for columns in recorded.segments)
     is_lockstep = find_mode(config.mode).traits.lockstep
     together = config.num_workers or 1 if is_lockstep else config.collector.envs_per_worker
@@ -186,8 +245,10 @@ class _RecordedProgress(Budget):
 class _ReplayedAlgorithm:
     """The algorithm of the run. It demands nothing, and takes what the record has for it."""
 
-    def __init__(self, algorithm: Algorithm, until_update: int | None):
+    def __init__(self, algorithm: Algorithm, until_update: int | None, followed: Sequence[Metrics]):
+        """`followed` are the metrics of all updates, for an algorithm that follows them, and empty for all others."""
         self._algorithm = algorithm
+        self._followed = followed
         self._until_update = until_update
         self.policy = algorithm.policy
 
@@ -202,6 +263,8 @@ class _ReplayedAlgorithm:
         if version + 1 == self._until_update:
             print(f"Stopped before update {version + 1}: `step` leads into it, `continue` replays the rest.")
             breakpoint()  # noqa: T100
+        if self._followed and isinstance(self._algorithm, FollowingAlgorithm):
+            self._algorithm.follow(self._followed[version])
         return self._algorithm.update(version, progress)
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import cast
 from freerun.core import Tunable, TunableCollector, TuningBounds
 from freerun.run.run_parts import RunParts
 from freerun.settings.config import AnyConfig
-from freerun.settings.registry import find_algorithm, find_mode
+from freerun.settings.factories import resizable_settings
+from freerun.settings.registry import find_algorithm
 from freerun.telemetry.machine_load import MachineLoad
 from freerun.tuning.live_tuner import FILE_NAME, LiveTuner
 from freerun.tuning.rules import Circumstances
@@ -24,7 +25,7 @@ def tuning_bounds(config: AnyConfig) -> TuningBounds | None:
     given = config.adapting
     if not given.adapt:
         return None
-    can_grow = "num_workers" in find_mode(config.mode).traits.resizable
+    can_grow = "num_workers" in resizable_settings(config.env, config.mode)
     return TuningBounds(
         given.adapt_max_workers or 1 if can_grow else 1,
         given.adapt_max_envs_per_worker or DEFAULT_MOST_ENVS_PER_WORKER,

@@ -25,8 +25,9 @@ from freerun.persistence.checkpoint import Checkpoint
 from freerun.run.run_parts import RunParts
 from freerun.run.trained_policy import TrainedPolicy, own_settings
 from freerun.settings.config import AnyConfig
+from freerun.settings.factories import resizable_settings
 from freerun.settings.own_classes import check_parts
-from freerun.settings.registry import find_algorithm, find_mode
+from freerun.settings.registry import find_algorithm
 
 ENV_ARGS_STATE = "changed_env_args"
 """The entry of a checkpoint that holds what `set_env_args` has set."""
@@ -145,7 +146,7 @@ class UpdateHooks:
 
         config, algorithm = self.parts.config, self.parts.algorithm
         found = changeable_settings(algorithm, find_algorithm(config.algo).traits)
-        if find_mode(config.mode).traits.resizable:
+        if resizable_settings(config.env, config.mode):
             found += cast(TunableCollector, self.parts.collector).tunables()
         return {tunable.name: tunable for tunable in found}
 

@@ -13,7 +13,7 @@ import psutil
 from freerun.adapters.isaac_launch import is_isaac_task, resolve
 from freerun.core import AlgorithmTraits, RunScale, UserError
 from freerun.settings.config import DEFAULT_TOTAL_STEPS, AdaptConfig, AnyConfig
-from freerun.settings.factories import episodes_per_update, is_tensors
+from freerun.settings.factories import episodes_per_update, is_tensors, resizable_settings
 from freerun.settings.registry import MODES, find_algorithm, find_mode
 from freerun.transport import learner_place
 
@@ -48,8 +48,6 @@ def complete(config: AnyConfig) -> AnyConfig:
                 f"--num-workers is not for environments that are tensors, which --mode {config.mode} steps as one "
                 "batch: give --num-envs instead"
             )
-        if changes["num_learners"] > 1:
-            raise UserError("environments that are tensors have one learner so far: leave --num-learners out")
     elif config.num_workers is None:
         one_per_core = max(default_num_workers(), changes["num_learners"])
         changes["num_workers"] = 1 if mode.workers_flag is None else config.collector.num_workers or one_per_core
@@ -103,12 +101,13 @@ def default_num_workers() -> int:
 
 def check_adapting(config: AnyConfig) -> None:
     """Refuse what --adapt cannot move."""
-    bounds, mode, resizable = config.adapting, config.mode, find_mode(config.mode).traits.resizable
+    bounds, mode, resizable = config.adapting, config.mode, resizable_settings(config.env, config.mode)
     if not bounds.adapt:
         return
-    if not resizable or is_tensors(config):
-        able = [name for name, entry in MODES.items() if entry.traits.resizable]
-        what = "environments that are tensors" if is_tensors(config) else f"--mode {mode}"
+    if not resizable:
+        with_tensors = " with environments that are tensors" if is_tensors(config) else ""
+        what = f"--mode {mode}{with_tensors}"
+        able = [name for name in MODES if resizable_settings(config.env, name)]
         raise UserError(f"--adapt finds nothing to move in {what}: leave it out, or choose one of {', '.join(able)}")
     if "num_workers" not in resizable and bounds.adapt_max_workers is not None:
         raise UserError(
@@ -134,7 +133,7 @@ def _adapting(config: AnyConfig, num_workers: int, num_learners: int) -> AdaptCo
     check_adapting(config)
     if num_learners > 1:
         raise UserError("--adapt tunes a run with one learner: leave --num-learners out")
-    if "num_workers" not in find_mode(config.mode).traits.resizable:
+    if "num_workers" not in resizable_settings(config.env, config.mode):
         return config.adapting
     in_memory = psutil.virtual_memory().available // WORKER_BYTES
     derived = min(MOST_WORKERS, WORKERS_PER_CORE * (os.cpu_count() or 1), in_memory)
@@ -157,8 +156,12 @@ def _scale(config: AnyConfig, changes: Mapping[str, Any]) -> RunScale:
     if config.deterministic:
         # The same seed gives the same weights with any number of workers, so nothing may depend on that number.
         return RunScale(unit_steps=collector.unit_steps)
-    num_workers = changes.get("num_workers", config.num_workers)
-    return RunScale(collector.envs_at_once(num_workers), collector.unit_steps, is_tensors(config))
+    num_envs = collector.envs_at_once(changes.get("num_workers", config.num_workers))
+    if not is_tensors(config):
+        return RunScale(num_envs, collector.unit_steps)
+    # Every learner has simulators of its own, with --num-envs each.
+    num_learners = changes["num_learners"]
+    return RunScale(num_envs * num_learners, collector.unit_steps * num_learners, is_tensors=True)
 
 
 def _segment_steps(config: AnyConfig, changes: Mapping[str, Any], algorithm: AlgorithmTraits, max_lag: int) -> int:

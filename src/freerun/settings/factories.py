@@ -13,6 +13,7 @@ from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import MLPActor
 from freerun.collecting.rollouts.rollout import RESETS_ITSELF
 from freerun.core import (
+    Acceleration,
     Algorithm,
     Demand,
     EnvSpec,
@@ -28,7 +29,8 @@ from freerun.settings.config import AnyConfig, TrainConfig
 from freerun.settings.registry import ALGORITHMS, DEFAULT_TENSOR_MODE, MODES, find_algorithm, find_mode, find_tracker
 
 
-def make_envs(config: AnyConfig) -> GymnasiumFactory | TensorEnvs:
+def make_envs(config: AnyConfig, learner: int = 0) -> GymnasiumFactory | TensorEnvs:
+    """The environments of a run, or those of one of several learners, whose simulators have seeds of their own."""
     if not is_tensors(config):
         return make_factory(config)
     if config.max_episode_steps is not None:
@@ -37,7 +39,8 @@ def make_envs(config: AnyConfig) -> GymnasiumFactory | TensorEnvs:
         )
     if config.wrap is not None:
         raise UserError("--wrap is not for environments that are tensors: leave it out")
-    return make_tensors(config, config.collector.num_envs, config.num_workers or 1, config.seed)
+    num_simulators = config.num_workers or 1
+    return make_tensors(config, config.collector.num_envs, num_simulators, config.seed + learner * num_simulators)
 
 
 def is_tensors(config: AnyConfig) -> bool:
@@ -47,6 +50,20 @@ def is_tensors(config: AnyConfig) -> bool:
         able = [name for name, mode in MODES.items() if mode.traits.tensors is not None]
         raise UserError(f"{config.env} is stepped as tensors, which --mode {config.mode} cannot: use {', '.join(able)}")
     return can_be and find_builder(config.env) is not None
+
+
+def resizable_settings(env: EnvName, mode: str) -> frozenset[str]:
+    """The settings of a mode that --adapt may change while a run on this environment goes on."""
+    traits = find_mode(mode).traits
+    if find_builder(env) is not None and traits.tensors is not None:
+        return traits.tensors.resizable
+    return frozenset() if is_only_tensors(env) else traits.resizable
+
+
+def acceleration(config: AnyConfig) -> Acceleration:
+    """How environments that are tensors are stepped on a GPU."""
+    has_own = find_algorithm(config.algo).traits.has_acceleration
+    return config.algorithm.acceleration if has_own else "auto"
 
 
 def hands_over_episodes(config: AnyConfig) -> bool:
@@ -105,7 +122,7 @@ def env_recipe(config: AnyConfig) -> tuple[EnvName, dict[str, Any], int | None, 
     """Return what the environments of a run are made of: the arguments of a `GymnasiumFactory`."""
     if is_only_tensors(config.env):
         raise UserError(
-            f"{config.env} is stepped as tensors, never alone: leave out --eval-every, and use freerun eval afterwards"
+            f"{config.env} is stepped as tensors, never alone, and this needs environments that are stepped alone"
         )
     env, env_args = config.env_settings.recipe(config.env, config.env_args)
     unused = _policy_group_only(config), _ignores_masks(config)

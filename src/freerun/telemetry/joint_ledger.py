@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from freerun.core import AnySegment, LearnerGroup, Segment
-from freerun.telemetry.ledger import Ledger
+from freerun.core import AnySegment, LearnerGroup, Segment, TensorSegment
+from freerun.telemetry.ledger import Ledger, SimulatedSteps
 
 LEFT_OUT = np.empty(0, np.float32)
 
@@ -26,9 +26,14 @@ class JointLedger(Ledger):
         own = [
             replace(segment, obs=LEFT_OUT, action=LEFT_OUT, log_prob=LEFT_OUT, next_obs=LEFT_OUT)
             for segment in segments
-            if isinstance(segment, Segment)  # tensor environments have one learner
+            if isinstance(segment, Segment)
         ]
-        everyones: list[Segment] = [segment for part in self._learners.gather(own) for segment in part]
+        simulated = [SimulatedSteps.of(segment) for segment in segments if isinstance(segment, TensorSegment)]
+        gathered = self._learners.gather((own, simulated))
+        everyones: list[Segment] = [segment for part, _ in gathered for segment in part]
         # All learners add in the same order, so that their sums are equal to the last bit.
         everyones.sort(key=lambda segment: int(segment.episode.flat[0]))
         super().account(everyones)
+        for _, of_one in gathered:
+            for steps in of_one:
+                self._account_simulated(steps)

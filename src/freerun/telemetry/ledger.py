@@ -31,7 +31,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,25 @@ from freerun.core import AnySegment, Counts, Metrics, Segment, StartPoint, Tenso
 NUM_RECENT_EPISODES = 100
 Pieces = list[list[list[int]]]
 """A segment in short: for each of its columns, a list of [episode, number of steps, version], in order of time."""
+
+
+class SimulatedSteps(NamedTuple):
+    """What is counted of a segment on a device: the returns and lengths of ended episodes are copied to the host."""
+
+    version: int
+    num_steps: int
+    returns: list[float]
+    lengths: list[int]
+    place: tuple[int, int]
+    """The worker, and the number of the segment among those of this worker."""
+    versions_played: tuple[int, ...]
+
+    @classmethod
+    def of(cls, segment: TensorSegment) -> SimulatedSteps:
+        ended = segment.ended
+        returns, lengths = segment.episode_return[ended].tolist(), segment.episode_length[ended].tolist()
+        place = (segment.worker, segment.number)
+        return cls(segment.version, segment.num_steps, returns, lengths, place, segment.versions_played)
 
 
 class LineWriter(Protocol):
@@ -85,6 +104,7 @@ class Ledger:
         self._num_given_up = 0
         self._next_episode = first_episode  # above every episode that was handed over
         self._segments: list[Pieces] = []  # for the next line of the file
+        self._tensor_segments: list[list[Any]] = []  # the same for tensors: worker, number, steps, versions played
 
     def write_to(self, file: LineWriter) -> None:
         """Write a line for every update from now on that says what the update has learned from."""
@@ -95,10 +115,10 @@ class Ledger:
         if not self._update_lags:  # these are the first segments since the last update
             self.newest_segments = []
         for segment in segments:
-            self.steps += segment.num_steps
             if isinstance(segment, TensorSegment):
-                self._account_tensors(segment)
+                self._account_simulated(SimulatedSteps.of(segment))
                 continue
+            self.steps += segment.num_steps
             self.newest_segments.append(segment)
             self._next_episode = max(self._next_episode, int(segment.episode.max()) + 1)
             if self._file is not None:
@@ -127,14 +147,15 @@ class Ledger:
         self._lag_sum += lag * num_steps
         self.lag_max = max(self.lag_max, lag)
 
-    def _account_tensors(self, segment: TensorSegment) -> None:
-        """Count a segment on a device. Only the returns and lengths of ended episodes are copied to the host."""
-        self._account_version(segment.version, segment.num_steps)
-        ended = segment.ended
-        returns, lengths = segment.episode_return[ended].tolist(), segment.episode_length[ended].tolist()
-        self.episodes += len(lengths)
-        self.recent_episodes.extend(list(zip(returns, lengths, strict=True))[-NUM_RECENT_EPISODES:])
-        self._untrained_lengths += lengths
+    def _account_simulated(self, steps: SimulatedSteps) -> None:
+        """Count a segment of environments that are tensors."""
+        self.steps += steps.num_steps
+        self._account_version(steps.version, steps.num_steps)
+        if self._file is not None:
+            self._tensor_segments.append([*steps.place, steps.num_steps, list(steps.versions_played)])
+        self.episodes += len(steps.lengths)
+        self.recent_episodes.extend(list(zip(steps.returns, steps.lengths, strict=True))[-NUM_RECENT_EPISODES:])
+        self._untrained_lengths += steps.lengths
 
     def _extend(
         self, segment: Segment, column: int, start: int, end: int, sums: NDArray[np.float64], has_ended: bool
@@ -194,8 +215,10 @@ class Ledger:
             line: dict[str, Any] = {"update": self.version + 1, "progress": progress, "segments": self._segments}
             if self._untrained_lengths:
                 line["num_episodes"] = len(self._untrained_lengths)
+            if self._tensor_segments:
+                line["tensors"] = self._tensor_segments
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._segments = []
+        self._segments, self._tensor_segments = [], []
         self._untrained, self._untrained_lengths = [], []
         self.version += 1
 

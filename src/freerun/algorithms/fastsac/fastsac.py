@@ -16,6 +16,7 @@ from freerun.algorithms.fastsac.fastsac_config import FastSACConfig, learner_not
 from freerun.algorithms.fastsac.large_batch_steps import LargeBatchSteps
 from freerun.algorithms.fastsac.obs_normalizer import ObsNormalizer
 from freerun.algorithms.policies.mlp_actor import ActorSpec
+from freerun.algorithms.policies.networks import NormalizedReLU
 from freerun.algorithms.sac.off_policy import OffPolicy
 from freerun.algorithms.sac.replay_buffer import StepBatch
 from freerun.algorithms.sac.soft_agent import SoftAgent
@@ -23,11 +24,6 @@ from freerun.algorithms.sac.soft_networks import SoftNetworks
 from freerun.algorithms.sac.soft_steps import SoftSteps, StepParts
 from freerun.core import AlgorithmTraits, AnySegment, EnvSpec, LearnerGroup, Metrics
 from freerun.cuda_graphs import GraphedStep
-
-
-def normalized_relu(x: Tensor) -> Tensor:
-    """Layer normalisation without weights of its own, then a ReLU: the next layer can scale and shift by itself."""
-    return torch.relu(torch.nn.functional.layer_norm(x, x.shape[-1:]))
 
 
 class FastSAC(OffPolicy):
@@ -67,6 +63,8 @@ class FastSAC(OffPolicy):
     def _make_spec(self, env: EnvSpec) -> ActorSpec:
         config = self.config
         spec = ActorSpec.squashed(env, config.hidden_sizes, config.activation, self._normalizer.enabled)
+        if config.actor_layer_norm:
+            spec = dataclasses.replace(spec, activation="normalized-relu")
         return dataclasses.replace(spec, noise_range=config.noise_range if config.policy == "deterministic" else ())
 
     def _make_agent(self, seed: int) -> SoftAgent:
@@ -81,7 +79,7 @@ class FastSAC(OffPolicy):
             device,
             config.initial_temperature,
             head.num_outputs,
-            normalized_relu if config.layer_norm else torch.relu,
+            NormalizedReLU() if config.layer_norm else torch.relu,
         )
 
         def make_steps(parts: StepParts) -> LargeBatchSteps:

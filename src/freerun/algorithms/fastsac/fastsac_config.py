@@ -44,6 +44,8 @@ class FastSACConfig(SACConfig):
     """What counts of the two critics: the mean of both, or the smaller one, against overestimation."""
     layer_norm: bool = True
     """Normalise the hidden layers of the critics, before their nonlinearity."""
+    actor_layer_norm: bool = False
+    """Normalise the hidden layers of the policy, too. Their nonlinearity is then a ReLU, as that of the critics."""
     num_return_steps: int = 3
     """Rewards that are summed up before the value of an observation stands for the rest (n-step returns)."""
     normalize_obs: bool | None = None
@@ -62,6 +64,8 @@ class FastSACConfig(SACConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "policy_delay", "num_return_steps")
+        if self.actor_layer_norm and self.activation != "relu":
+            raise UserError(f"--actor-layer-norm has a ReLU behind it: leave --activation {self.activation} out")
         if self.learner == "fast":
             raise UserError("--learner fast has no gradients of fast SAC: leave it out")
         if self.updates_per_vector_step is not None and self.updates_per_step is not None:

@@ -89,6 +89,7 @@ class MBPO(OffPolicy):
         self._last_training: EnsembleTraining | None = None
         self._num_rollbacks = 0
         self._has_warned_of_rejected = False
+        self._followed_version: int | None = None
         is_concurrent = config.stages == "concurrent" and not deterministic
         if is_concurrent and self._learner_group.count > 1:
             raise UserError("several learners take the stages of MBPO in turn: give --stages in-turn")
@@ -146,7 +147,7 @@ class MBPO(OffPolicy):
         A training may last for several updates; rollouts and the agent's gradient steps end with this update.
         """
         # A training that still goes on when the next one is due is waited for.
-        if training.is_busy and (training.is_done or self._is_training_due()):
+        if training.is_busy and self._takes_trained_model(training):
             self._use_trained_model(training.finish())
         if not training.is_busy and self._is_training_due():
             self._prepare_training()
@@ -156,6 +157,18 @@ class MBPO(OffPolicy):
         self._rollout_stage.start(self._roll_out)
         self._train_agent()
         self._store_model_steps(self._rollout_stage.finish())
+
+    def follow(self, metrics: Mapping[str, float]) -> None:
+        """Make the next update as the one with these metrics was made. The clock has decided one thing in it: whether a
+        training of the model had ended."""
+        if "model_version" not in metrics:
+            raise UserError("the metrics of the run do not say which version of the model each update has used")
+        self._followed_version = int(metrics["model_version"])
+
+    def _takes_trained_model(self, training: BackgroundStage[EnsembleTraining]) -> bool:
+        if self._followed_version is not None:
+            return self.model.version < self._followed_version
+        return training.is_done or self._is_training_due()
 
     # ------------------------------------------------------------------------------------------ training the model
 

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 Activation = Literal["tanh", "relu", "elu"]
+HiddenActivation = Literal["tanh", "relu", "elu", "normalized-relu"]
+"""The activations that users choose from, and layer normalisation with a ReLU behind it."""
+NORM_EPSILON = 1e-5
+"""What torch's layer normalisation adds to the variance."""
 NORMALIZED_LIMIT = 10.0
 """Normalised observations and scaled rewards are clipped to this many standard deviations."""
 SIZES = ("obs_size", "categories", "gaussian_size")
@@ -47,7 +51,7 @@ class ActorSpec:
 
     obs_size: int
     hidden_sizes: tuple[int, ...]
-    activation: Activation
+    activation: HiddenActivation
     categories: tuple[int, ...]
     """The number of choices of each discrete action; empty for a Gaussian."""
     gaussian_size: int
@@ -74,7 +78,7 @@ class ActorSpec:
 
     @classmethod
     def squashed(
-        cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: Activation, normalize_obs: bool = False
+        cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: HiddenActivation, normalize_obs: bool = False
     ) -> ActorSpec:
         """A Gaussian that stays within the action range, with a deviation that depends on the observation."""
         space = env.action_space
@@ -85,7 +89,7 @@ class ActorSpec:
 
     @classmethod
     def of(
-        cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: Activation, normalize_obs: bool = False
+        cls, env: EnvSpec, hidden_sizes: tuple[int, ...], activation: HiddenActivation, normalize_obs: bool = False
     ) -> ActorSpec:
         """Categories for discrete actions, and a Gaussian without squashing for a Box."""
         space = env.action_space
@@ -191,12 +195,21 @@ def elu(x: FloatArray, out: FloatArray) -> None:
     out += negative
 
 
-def activation_function(name: Activation) -> Callable[..., Any]:
+def normalized_relu(x: FloatArray, out: FloatArray) -> None:
+    """Layer normalisation without weights of its own, then a ReLU: the next layer can scale and shift by itself."""
+    # y = max(0, (x - mean) / sqrt(variance + epsilon)), over the last axis
+    np.subtract(x, x.mean(axis=-1, keepdims=True), out=out)
+    out /= np.sqrt(np.square(out).mean(axis=-1, keepdims=True) + np.float32(NORM_EPSILON))
+    np.maximum(out, np.float32(0), out=out)
+
+
+def activation_function(name: HiddenActivation) -> Callable[..., Any]:
     """A function of an array and `out`, the array to write to."""
-    activations: dict[Activation, Callable[..., Any]] = {
+    activations: dict[HiddenActivation, Callable[..., Any]] = {
         "tanh": np.tanh,
         "relu": functools.partial(np.maximum, np.float32(0)),
         "elu": elu,
+        "normalized-relu": normalized_relu,
     }
     return activations[name]
 

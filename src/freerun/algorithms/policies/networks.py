@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI, LOG_STD_LIMITS, MASKED_LOGIT
-from freerun.algorithms.policies.mlp_actor import NORMALIZED_LIMIT, Activation, ActorSpec
+from freerun.algorithms.policies.mlp_actor import NORM_EPSILON, NORMALIZED_LIMIT, ActorSpec, HiddenActivation
 from freerun.core import FloatArray, Policy
 
 
@@ -24,10 +24,22 @@ class Tanh(nn.Tanh):
         return torch.from_numpy(np.tanh(x.numpy()))
 
 
-ACTIVATIONS: dict[Activation, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+class NormalizedReLU(nn.Module):
+    """Layer normalisation without weights of its own, then a ReLU: the next layer can scale and shift by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(torch.nn.functional.layer_norm(x, x.shape[-1:], eps=NORM_EPSILON))
 
 
-def mlp(sizes: Sequence[int], activation: Activation, output_gain: float) -> nn.Sequential:
+ACTIVATIONS: dict[HiddenActivation, type[nn.Module]] = {
+    "tanh": Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "normalized-relu": NormalizedReLU,
+}
+
+
+def mlp(sizes: Sequence[int], activation: HiddenActivation, output_gain: float) -> nn.Sequential:
     """Linear layers with orthogonal weights and zero biases, as is usual for PPO.
 
     Hidden layers have gain sqrt(2). A small `output_gain` makes the first actions hardly depend on the observation.

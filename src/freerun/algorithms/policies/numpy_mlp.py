@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from freerun.algorithms.policies.mlp_actor import Activation
+from freerun.algorithms.policies.mlp_actor import HiddenActivation
 from freerun.algorithms.policies.networks import StackedMLP
 from freerun.core import Array, FloatArray
 
@@ -77,9 +77,11 @@ class Workspace(NamedTuple):
 class NumpyMLP:
     """An MLP that shares its weights and gradients with a torch one."""
 
-    def __init__(self, layers: Sequence[LinearLayer], activation: Activation, memory_of: NumpyMLP | None = None):
+    def __init__(self, layers: Sequence[LinearLayer], activation: HiddenActivation, memory_of: NumpyMLP | None = None):
         """`memory_of` is a network of the same shape. Both compute in its memory, which then stays in the cache."""
         self._layers = layers
+        if activation == "normalized-relu":
+            raise ValueError("the fast learner has no gradients of layer normalisation")
         self._activation = activation
         self._workspaces: dict[int, Workspace] = {} if memory_of is None else memory_of._workspaces
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from freerun.collecting.scheduling.resting_rows import without_resting_rows
-from freerun.collecting.scheduling.scheduler import BoundedScheduler, Scheduler
+from freerun.collecting.scheduling.scheduler import BoundedScheduler, Scheduler, queue_size_tunable
 from freerun.collecting.scheduling.units import Units
 from freerun.collecting.workers.fleet import WorkerFleet
 from freerun.collecting.workers.worker_handle import WorkerPlace
@@ -27,8 +27,6 @@ from freerun.core import (
 SWITCH_SECONDS = 0.0001
 """How long another thread waits for the interpreter while the learner updates. The fleet's thread waits several times
 for every unit, and a worker waits with it, so Python's own 5 ms would add up."""
-DEFAULT_MAX_QUEUE_SIZE = 64
-"""How far --adapt may lengthen a shorter queue, where no bound is given."""
 SEGMENT_STEPS_FACTOR = 4
 """--adapt may make segments this many times longer or shorter than configured."""
 
@@ -127,14 +125,12 @@ class AsyncCollector:
         return [workers, *self._own_tunables]
 
     def _queue_tunable(self, queue: BoundedScheduler) -> Tunable:
-        def apply(value: float) -> None:
+        def resize(queue_size: int) -> None:
             with self.fleet.changed:
-                queue.resize(int(value))
+                queue.resize(queue_size)
             self.fleet.wake()
 
-        bound = self._bounds.max_queue_size if self._bounds is not None else None
-        high = max(queue.queue_size or 0, bound or DEFAULT_MAX_QUEUE_SIZE)
-        return Tunable("queue_size", lambda: queue.queue_size or 0, apply, 1.0, high)
+        return queue_size_tunable(lambda: queue.queue_size or 0, resize, self._bounds)
 
     def _segment_tunable(
         self, place: SegmentPlace, note: Callable[[int], None] = lambda segment_steps: None

@@ -67,7 +67,9 @@ class Batch(AsyncCollector):
         deterministic=False,
         workers_flag=None,
         resizable=frozenset({"max_queue_size"}),
-        tensors=TensorVariant("freerun.collecting.tensors.tensor_modes:TensorBatch"),
+        tensors=TensorVariant(
+            "freerun.collecting.tensors.tensor_modes:TensorBatch", resizable=frozenset({"max_queue_size"})
+        ),
         preference=3,
         probe=ProbeModel(Predictor.BATCHES),
         bench_settings=lambda num_envs, steps_per_env: {"num_envs": num_envs, "num_steps_per_env": steps_per_env},

@@ -111,7 +111,15 @@ class Continuous(AsyncCollector):
         deterministic=False,
         workers_flag="--num-collectors",
         resizable=frozenset({"num_workers", "max_queue_size"}),
-        tensors=TensorVariant("freerun.collecting.tensors.tensor_modes:TensorStream", {"num_collectors": 1}),
+        tensors=TensorVariant(
+            "freerun.collecting.tensors.tensor_stream:TensorStream",
+            defaults={"num_collectors": 1},
+            resizable=frozenset({"max_queue_size"}),
+            bench_settings=lambda num_envs, steps_per_env: {
+                "num_envs": num_envs,
+                "collection_batch_size": num_envs * steps_per_env,
+            },
+        ),
         why_not_auto="it drops steps and knows no limit to the lag",
         preference=7,
         probe=ProbeModel(Predictor.DROPPING_QUEUE),

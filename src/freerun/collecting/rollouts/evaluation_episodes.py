@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from freerun.collecting.rollouts.rollout import Rollout, next_from
 from freerun.core import (
@@ -57,21 +57,41 @@ def play(env: VectorEnv, policy: Policy, seed: RunSeed, num_episodes: int) -> It
     yield from Rollout(env, policy, seed).episodes(next_from(range(num_episodes)))
 
 
+class HeldOutEpisodes:
+    """Plays the same episodes whenever it is called, and returns their returns. Training never sees their seeds."""
+
+    def __init__(self, env: VectorEnv, seed: int, num_episodes: int):
+        self._env = env
+        self._seed = HeldOutSeed(seed, Purpose.VALIDATION)
+        self._num_episodes = num_episodes
+
+    def __call__(self, policy: Policy) -> list[float]:
+        return [float(segment.reward.sum()) for segment in play(self._env, policy, self._seed, self._num_episodes)]
+
+    def close(self) -> None:
+        self._env.close()
+
+
 class PeriodicEvaluation:
     """A gauge that plays a few episodes with the most likely actions every `every_steps` steps of a run.
 
-    The learner waits meanwhile. The episodes' seeds are held out: training never sees them.
+    The learner waits meanwhile.
     """
 
     def __init__(
-        self, env: VectorEnv, policy: Policy, seed: int, every_steps: int, num_episodes: int, first_step: int = 0
+        self,
+        episodes: Callable[[Policy], Sequence[float]],
+        policy: Policy,
+        every_steps: int,
+        first_step: int = 0,
+        close: Callable[[], None] = lambda: None,
     ):
-        self._env = env
+        """`episodes` plays them with a policy and returns their returns."""
+        self._episodes = episodes
         self._learners_policy = policy
         self._policy = copy.deepcopy(policy)  # so that playing leaves no trace in the learner's
-        self._seed = HeldOutSeed(seed, Purpose.VALIDATION)
         self._every_steps = every_steps
-        self._num_episodes = num_episodes
+        self._close = close
         # The next multiple of `every_steps`, so that a run that was resumed evaluates at the same steps.
         self._next_step = first_step - first_step % every_steps + every_steps
         self._metrics: Metrics = {}
@@ -81,10 +101,9 @@ class PeriodicEvaluation:
         if step >= self._next_step:
             self._next_step = step - step % self._every_steps + self._every_steps
             self._policy.load(self._learners_policy.weights)
-            episodes = play(self._env, greedy(self._policy), self._seed, self._num_episodes)
-            returns = [float(segment.reward.sum()) for segment in episodes]
+            returns = self._episodes(greedy(self._policy))
             self._metrics = {"eval_step": float(step), "eval_return": sum(returns) / len(returns)}
         return self._metrics
 
     def close(self) -> None:
-        self._env.close()
+        self._close()

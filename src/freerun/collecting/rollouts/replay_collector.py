@@ -17,12 +17,29 @@ Pieces = list[list[list[int]]]
 
 
 @dataclass(frozen=True)
+class RecordedSegment:
+    """A segment of environments that are tensors: their episodes have no numbers, but their segments have."""
+
+    worker: int
+    number: int
+    num_steps: int
+    versions_played: tuple[int, ...]
+
+    @property
+    def is_first(self) -> bool:
+        """True if the simulator was new, at the beginning of the run or when it was resumed."""
+        return len(self.versions_played) == self.number + 1
+
+
+@dataclass(frozen=True)
 class RecordedUpdate:
     """What one update learned from, as the ledger recorded it."""
 
     update: int
     progress: float
     segments: list[Pieces]
+    tensors: tuple[RecordedSegment, ...] = ()
+    """Instead of `segments`, where environments are tensors."""
 
     def versions(self) -> set[int]:
         """The versions of the weights that chose its actions."""

@@ -6,12 +6,16 @@ import logging
 import time
 from collections import Counter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from freerun.core import Counts
 
 logger = logging.getLogger("freerun")
 
 MEMORY_EPISODES = 1000
 """The bias forgets episodes over about this many newer ones, because lengths change while a policy learns."""
+DECAY = 1 - 1 / MEMORY_EPISODES
 MIN_EPISODES = 100
 """The bias is computed once this many episodes have lost steps."""
 ALARM_BIAS = 0.2
@@ -44,15 +48,35 @@ class DropStatistics:
         if num_dropped:
             self.by_length[length] += num_dropped
         if ended:
-            # Exponential moving sums, so that each newer episode makes the older ones count less.
-            decay, num_kept = 1 - 1 / MEMORY_EPISODES, length - num_dropped
-            self._num_compared = decay * self._num_compared + (num_dropped > 0)
-            self._dropped = decay * self._dropped + num_dropped
-            self._dropped_lengths = decay * self._dropped_lengths + num_dropped * length
-            self._kept = decay * self._kept + num_kept
-            self._kept_lengths = decay * self._kept_lengths + num_kept * length
-            if num_dropped and abs(self.bias) > ALARM_BIAS:
-                self._alarm()
+            num_kept = length - num_dropped
+            is_compared = float(num_dropped > 0)
+            self._blend(DECAY, is_compared, num_dropped, num_dropped * length, num_kept, num_kept * length)
+
+    def settle_many(self, lengths: NDArray[np.int64], num_dropped: NDArray[np.int64]) -> None:
+        """Note episodes that have ended, the oldest first: the same as `settle` for each of them, in one go."""
+        if not len(lengths):
+            return
+        has_lost = num_dropped > 0
+        found, place = np.unique(lengths[has_lost], return_inverse=True)
+        sums_by_length = np.bincount(place, num_dropped[has_lost], len(found)).astype(int)
+        self.by_length.update(dict(zip(found.tolist(), sums_by_length.tolist(), strict=True)))
+        # The last one counts in full, the one before it times DECAY, and so on.
+        weights = DECAY ** np.arange(len(lengths) - 1, -1, -1)
+        num_kept = lengths - num_dropped
+        sums = (has_lost, num_dropped, num_dropped * lengths, num_kept, num_kept * lengths)
+        self._blend(DECAY ** len(lengths), *(float(weights @ numbers) for numbers in sums))
+
+    def _blend(
+        self, decay: float, is_compared: float, dropped: float, dropped_lengths: float, kept: float, kept_lengths: float
+    ) -> None:
+        """Add to exponential moving sums, in which each newer episode makes the older ones count less."""
+        self._num_compared = decay * self._num_compared + is_compared
+        self._dropped = decay * self._dropped + dropped
+        self._dropped_lengths = decay * self._dropped_lengths + dropped_lengths
+        self._kept = decay * self._kept + kept
+        self._kept_lengths = decay * self._kept_lengths + kept_lengths
+        if dropped and abs(self.bias) > ALARM_BIAS:
+            self._alarm()
 
     @property
     def bias(self) -> float:

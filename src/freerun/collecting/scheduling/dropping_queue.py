@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
-import math
 import time
-from collections import Counter
 from dataclasses import replace
 
 from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
+from freerun.collecting.scheduling.importance_queue import Arrival, ImportanceQueue, LengthRarity
 from freerun.core import Counts, Demand, Segment, StartPoint
 
 REFRESH_SECONDS = 0.05
@@ -38,14 +36,12 @@ class DroppingQueue:
         self.version = 0
         self.accounting = EpisodeAccounting(max_workers, start, num_playing)
         self.queue_size = max_queue_size
-        self._arrivals = itertools.count()
         self._units = itertools.count()
         self._running: set[int] = set()
-        self._queue: list[tuple[float, int, Segment]] = []  # (−importance, arrival, segment), sorted
+        self._queue: ImportanceQueue[Segment] = ImportanceQueue()
         self._wanted = 0
-        self._round: list[tuple[float, int, Segment]] = []  # taken out of the queue for a demand that is not met yet
-        self._prefers_rare_lengths = prefers_rare_lengths
-        self._lengths: Counter[int] = Counter()  # episodes by length, in powers of two
+        self._round: list[Arrival[Segment]] = []  # taken out of the queue for a demand that is not met yet
+        self._rarity = LengthRarity() if prefers_rare_lengths else None
         self._next_refresh = 0.0
         self._unit_seconds = 0.0  # what the newest segment took
 
@@ -77,14 +73,13 @@ class DroppingQueue:
 
     def finish(self, number: int, segment: Segment, importance: float = 0.0) -> None:
         self._running.discard(number)
-        arrival = next(self._arrivals)
+        arrival = self._queue.next_number()
         lengths = self.accounting.arrive(arrival, segment)
-        if self._prefers_rare_lengths:
-            importance = self._rarity(lengths)
+        if self._rarity is not None:
+            importance = self._rarity.note(lengths)
         self.totals.busy_seconds += segment.seconds
         self._unit_seconds = segment.seconds
-        # No two arrivals are equal, so tuples are never compared by their segments, which have no order.
-        bisect.insort(self._queue, (-importance, arrival, segment))
+        self._queue.add(arrival, segment, importance)
         self._drop_excess()
 
     def resize(self, queue_size: int) -> None:
@@ -93,25 +88,16 @@ class DroppingQueue:
 
     def _drop_excess(self) -> None:
         while len(self._queue) > self.queue_size:
-            # A tuple of one number sorts before all longer ones that begin with it: this finds the first of them.
-            oldest_of_the_least = bisect.bisect_left(self._queue, (self._queue[-1][0],))
-            _, arrival, dropped = self._queue.pop(oldest_of_the_least)
+            _, arrival, dropped = self._queue.drop_least()
             self.accounting.drop(arrival, dropped)
-
-    def _rarity(self, lengths: list[int]) -> float:
-        """Return −log of the share that the rarest of these lengths has among all episodes; 0 if none has ended."""
-        bins = [length.bit_length() for length in lengths]
-        self._lengths.update(bins)
-        total = self._lengths.total()
-        return max((-math.log(self._lengths[place] / total) for place in bins), default=0.0)
 
     def num_waiting_steps(self) -> int:
         """Return the steps in the queue."""
-        return sum(segment.num_steps for _, _, segment in self._queue)
+        return sum(segment.num_steps for segment in self._queue)
 
     def num_reserved_steps(self) -> int:
         """Return the steps that were taken out for a demand that is not met yet."""
-        return sum(segment.num_steps for _, _, segment in self._round)
+        return sum(arrival.item.num_steps for arrival in self._round)
 
     def counts(self) -> Counts:
         counts = self.accounting.complete(self.totals)
@@ -130,13 +116,13 @@ class DroppingQueue:
 
     def _deliver(self) -> int:
         """Move the most important segment from the queue into the round; return its steps."""
-        self._round.append(self._queue.pop(0))
-        num_steps = self._round[-1][2].num_steps
+        self._round.append(self._queue.take_first())
+        num_steps = self._round[-1].item.num_steps
         self.totals.steps_delivered += num_steps
         return num_steps
 
     def _hand_over_round(self) -> list[Segment]:
         """Return the round in the order of arrival, so that the parts of an episode follow each other."""
-        arrived = sorted(self._round, key=lambda entry: entry[1])
+        arrived = sorted(self._round, key=lambda arrival: arrival.number)
         self._round = []
-        return [self.accounting.hand_over(arrival, segment) for _, arrival, segment in arrived]
+        return [self.accounting.hand_over(arrival.number, arrival.item) for arrival in arrived]

@@ -12,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freerun.collecting.scheduling.rounds import EpisodeLengths
-from freerun.core import Collector, Counts, Demand, FloatArray, LearnerGroup, Segment, SharedSeed, StartPoint
+from freerun.core import (
+    AnySegment,
+    Collector,
+    Counts,
+    Demand,
+    FloatArray,
+    LearnerGroup,
+    Segment,
+    SharedSeed,
+    StartPoint,
+)
 
 NOT_SUMMED = (
     "busy_seconds",
@@ -24,6 +34,11 @@ NOT_SUMMED = (
     "step_calls",
 )
 """Fields of `Counts` that are joined in another way than by a sum, or not at all."""
+
+
+def own_collector(collector: Collector) -> Collector:
+    """The collector of this process: one of several learners, or the only one."""
+    return collector.own if isinstance(collector, JointCollector) else collector
 
 
 def share_of_start(start: StartPoint, learners: LearnerGroup) -> StartPoint:
@@ -50,7 +65,8 @@ class JointCollector:
         time_limit: int | None = None,
         deterministic: bool = False,
     ):
-        self._collector = collector
+        self.own = collector
+        """The collector of this learner."""
         self._learners = learners
         self._seed = SharedSeed(0, learners.index, learners.count)
         self._hands_over_episodes = hands_over_episodes
@@ -68,16 +84,18 @@ class JointCollector:
         return self._counts
 
     def publish(self, weights: FloatArray, version: int) -> None:
-        self._collector.publish(weights, version)
+        self.own.publish(weights, version)
         # Learners add up their gradients, which makes sense only while all have the same weights to the last bit.
-        reports = self._learners.gather((zlib.crc32(weights.tobytes()), self._collector.counts()))
+        reports = self._learners.gather((zlib.crc32(weights.tobytes()), self.own.counts()))
         if len({checksum for checksum, _ in reports}) > 1:
             raise RuntimeError(f"the learners have come to different weights at version {version}")
         self._counts = self._joined([counts for _, counts in reports])
 
-    def collect(self, demand: Demand) -> list[Segment]:
-        collected = self._collector.collect(self._share_of(demand))
+    def collect(self, demand: Demand) -> Sequence[AnySegment]:
+        collected = self.own.collect(self._share_of(demand))
         segments = [segment for segment in collected if isinstance(segment, Segment)]
+        if not segments and collected:
+            return collected  # of tensors, whose episodes have no numbers
         self._num_taken += len(segments)
         if self._hands_over_episodes:
             mine = [(int(self._in_run(segment.episode[0, 0])), segment.num_steps) for segment in segments]
@@ -140,4 +158,4 @@ class JointCollector:
         return joined
 
     def close(self) -> None:
-        self._collector.close()
+        self.own.close()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from freerun.core import Counts, Demand, Segment
+from freerun.core import Counts, Demand, Segment, Tunable, TuningBounds
+
+DEFAULT_MAX_QUEUE_SIZE = 64
+"""How far --adapt may lengthen a shorter queue, where no bound is given."""
 
 
 class Scheduler(Protocol):
@@ -49,3 +53,10 @@ class BoundedScheduler(Protocol):
     def queue_size(self) -> int | None: ...
 
     def resize(self, queue_size: int) -> None: ...
+
+
+def queue_size_tunable(read: Callable[[], int], resize: Callable[[int], None], bounds: TuningBounds | None) -> Tunable:
+    """The length of a queue, which --adapt may change."""
+    bound = bounds.max_queue_size if bounds is not None else None
+    high = max(read(), bound or DEFAULT_MAX_QUEUE_SIZE)
+    return Tunable("queue_size", read, lambda value: resize(int(value)), 1.0, high)

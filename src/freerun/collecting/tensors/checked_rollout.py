@@ -11,7 +11,7 @@ from torch import Tensor
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
 from freerun.collecting.workers.restart_policy import RestartPolicy
-from freerun.core import Counts, FloatArray, NotFinite, Segment, TensorSegment
+from freerun.core import Counts, FloatArray, NotFinite, Policy, Segment, TensorSegment
 
 SOURCES = {
     "obs": "the simulator returned an observation",
@@ -36,7 +36,7 @@ class CheckedRollout:
         worker: int,
         restart_policy: RestartPolicy,
         watch: SimulatorWatch,
-        reject: Callable[[int, TensorSegment], None],
+        reject: Callable[[TensorSegment], None],
     ):
         self.env = rollout.env
         self._rollout = rollout
@@ -59,18 +59,25 @@ class CheckedRollout:
                 self._restart_policy.delivered(self._worker)
                 return segment
             self._restart_policy.failed(self._worker, failure)  # raises where the run is to end
-            self._reject(self._worker, segment)
+            self._reject(segment)
             self._rollout.reset()
 
+    def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Play new episodes with another policy, whose returns these are; afterwards give all up and begin new ones."""
+        with self._watch.over(self._worker, self._rollout.heartbeat, self._is_first):
+            return self._rollout.evaluate(policy, num_episodes)
 
-def count_rejected(counts: Counts, worker: int, segment: TensorSegment) -> None:
-    """Count a segment that is not handed over, after which all environments begin new episodes."""
+    @property
+    def num_segments(self) -> int:
+        return self._rollout.num_segments
+
+
+def count_rejected(counts: Counts, segment: TensorSegment) -> None:
+    """Count the episodes of a segment that is not handed over, after which all environments begin new ones."""
     num_given_up = int(segment.ended.sum()) + segment.reward.shape[1]
     counts.episodes_started += num_given_up
     counts.episodes_dropped += num_given_up
     counts.segments_rejected += 1
-    counts.steps_dropped += segment.num_steps
-    counts.steps_dropped_by_worker[worker] = counts.steps_dropped_by_worker.get(worker, 0) + segment.num_steps
 
 
 def find_not_finite(segment: TensorSegment) -> NotFinite | None:

@@ -10,18 +10,22 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
 
+from freerun.collecting.scheduling.importance_queue import ImportanceQueue
+from freerun.collecting.scheduling.scheduler import queue_size_tunable
 from freerun.collecting.scheduling.segment_rounds import refuse_episodes
 from freerun.collecting.scheduling.units import SKIP_EPISODES
 from freerun.collecting.tensors.checked_rollout import CheckedRollout, count_rejected
+from freerun.collecting.tensors.segment_history import SegmentHistory
+from freerun.collecting.tensors.simulator_evaluation import EvaluationRequest, check_evaluation
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
-from freerun.collecting.tensors.tensor_rollout import TensorRollout
+from freerun.collecting.tensors.tensor_drops import TensorDrops
+from freerun.collecting.tensors.tensor_rollout import keep_for_current_stream, make_rollouts
 from freerun.collecting.workers.restart_policy import RestartPolicy
 from freerun.core import (
     CollectorSettings,
@@ -30,18 +34,18 @@ from freerun.core import (
     FloatArray,
     Metrics,
     Policy,
+    RunSeed,
+    SharedSeed,
     State,
     TensorEnv,
     TensorSegment,
+    Tunable,
     UserError,
 )
 from freerun.transport.signals import interrupt
 
 JOIN_SECONDS = 1.0
 """After Ctrl-C the learner may finish an update that takes no longer than this; then it is interrupted."""
-REFRESH_SECONDS = 0.05
-"""While the queue is full, `continuous` replaces its oldest segment this often, so that what the learner finds is new.
-More often would only take the device away from the learner."""
 
 
 class TensorConfig(Protocol):
@@ -89,15 +93,13 @@ class TensorCollector:
         self.num_workers = len(envs)
         self._tracks = settings.tracks
         self.simulator_log = SimulatorLog(envs)
-        assert isinstance(settings.seed, int)  # a run with several learners has no tensor environments
-        rollouts = [
-            TensorRollout(env, policy.on(env.device, settings.seed + worker), num_steps, settings.acceleration, worker)
-            for worker, env in enumerate(envs)
-        ]
+        rollouts = make_rollouts(envs, policy, _first_seed(settings.seed, len(envs)), num_steps, settings.acceleration)
         self._steps_per_segment = num_steps * envs[0].num_envs
         num_envs = sum(env.num_envs for env in envs)
         before = settings.start.counts
         self._counts = replace(before, episodes_started=before.episodes_started + num_envs, episodes_in_flight=num_envs)
+        self._history = SegmentHistory(len(envs))
+        self._drops = TensorDrops([env.num_envs for env in envs], before)
         # Guards the counts and, in the modes with a queue, all that the learner's and the simulator's threads share.
         self._changed = threading.Condition()
         restart_policy = RestartPolicy(settings, SKIP_EPISODES)
@@ -107,13 +109,36 @@ class TensorCollector:
             for worker, rollout in enumerate(rollouts)
         ]
 
-    def _reject(self, worker: int, segment: TensorSegment) -> None:
+    def _reject(self, segment: TensorSegment) -> None:
         with self._changed:
-            count_rejected(self._counts, worker, segment)
+            self._history.note(segment)
+            count_rejected(self._counts, segment)
+            self._drops.note_rejected(segment)
 
     def counts(self) -> Counts:
         with self._changed:
-            return replace(self._counts, steps_dropped_by_worker=dict(self._counts.steps_dropped_by_worker))
+            dropped = self._drops.statistics
+            return replace(
+                self._counts,
+                steps_dropped=dropped.steps,
+                steps_dropped_by_worker=dict(dropped.by_worker),
+                steps_dropped_by_length=dict(dropped.by_length),
+                drop_bias=dropped.bias,
+            )
+
+    def check_evaluation(self, num_episodes: int) -> None:
+        """Raise if `evaluate` cannot play so many episodes."""
+        check_evaluation(self._rollouts[0].env, num_episodes)
+
+    def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Play new episodes on the first simulator, and return their returns. Training then begins new ones, too."""
+        rollout = self._rollouts[0]
+        returns = rollout.evaluate(policy, num_episodes)
+        with self._changed:
+            self._counts.episodes_started += rollout.env.num_envs
+            self._counts.episodes_dropped += rollout.env.num_envs
+            self._drops.note_new_episodes(0, rollout.num_segments)
+        return returns
 
     def _num_segments(self, demand: Demand) -> int:
         refuse_episodes(demand, self._mode)
@@ -121,19 +146,14 @@ class TensorCollector:
 
     def _hand_over(self, segment: TensorSegment) -> TensorSegment:
         """Count a segment as delivered. The learner's thread calls this, on the learner's stream."""
-        if segment.reward.is_cuda:
-            # The memory was allocated on the simulator's stream. Without this, freeing it would let the simulator reuse
-            # it while kernels of the learner's stream that read it are still queued.
-            for value in vars(segment).values():
-                if isinstance(value, torch.Tensor):
-                    value.record_stream(torch.cuda.current_stream(value.device))
+        keep_for_current_stream(segment)
         num_ended = int(segment.ended.sum())
         with self._changed:
             self._counts.episodes_started += num_ended  # where one ends, the next begins
             self._counts.episodes_delivered += num_ended
             self._counts.steps_delivered += segment.num_steps
             self._counts.busy_seconds += segment.seconds
-        return segment
+            return self._history.tell(segment)
 
     def close(self) -> None:
         self.simulator_watch.close()
@@ -158,7 +178,11 @@ class TensorSync(TensorCollector):
 
     def collect(self, demand: Demand) -> list[TensorSegment]:
         self._tracks.set_state(0, State.BUSY)
-        segments = [self._hand_over(self._rollouts[0].collect()) for _ in range(self._num_segments(demand))]
+        segments = []
+        for _ in range(self._num_segments(demand)):
+            segment = self._rollouts[0].collect()
+            self._history.note(segment)
+            segments.append(self._hand_over(segment))
         self._tracks.set_state(0, State.WAITING_FOR_WEIGHTS)
         return segments
 
@@ -173,11 +197,13 @@ class TensorBatch(TensorCollector):
         super().__init__(envs, policy, settings, config)
         self._max_lag = settings.max_lag
         self._queue_size = config.max_queue_size
-        self._queue: deque[tuple[int, TensorSegment]] = deque()  # (worker, segment)
+        self._bounds = settings.tuning_bounds
+        self._queue: ImportanceQueue[TensorSegment] = ImportanceQueue()
         # Segments since the start: begun by the simulators, taken by the learner, and allowed to begin.
         self._num_begun = self._num_taken = self._num_granted = 0
         self._num_in_progress = 0
         self._newest_weights: tuple[FloatArray, int] | None = None
+        self._evaluation: EvaluationRequest | None = None
         self._ended = False
         self._failure: BaseException | None = None
 
@@ -199,17 +225,42 @@ class TensorBatch(TensorCollector):
             self._num_granted = max(self._num_granted, self._num_taken + num_wanted + num_ahead)
             self._changed.notify_all()
             # If the demand is larger than the queue, the training loop asks again for the rest.
-            num_now = min(num_wanted, self._queue_size) if num_wanted else len(self._queue)
-            self._changed.wait_for(lambda: len(self._queue) >= num_now or self._ended)
+            self._changed.wait_for(lambda: len(self._queue) >= self._num_now(num_wanted) or self._ended)
+            num_now = self._num_now(num_wanted) if num_wanted else len(self._queue)
             if len(self._queue) < num_now:
                 raise RuntimeError("the simulator has ended") from self._failure
-            taken = [self._queue.popleft()[1] for _ in range(num_now)]
+            taken = sorted((self._queue.take_first() for _ in range(num_now)), key=lambda arrival: arrival.number)
             self._num_taken += num_now
             self._changed.notify_all()
-        return [self._hand_over(segment) for segment in taken]
+        # In the order of arrival, so that the segments of a simulator follow each other.
+        return [self._hand_over(arrival.item) for arrival in taken]
+
+    def _num_now(self, num_wanted: int) -> int:
+        """How many segments the learner waits for. --adapt may change the queue meanwhile."""
+        return min(num_wanted, self._queue_size)
+
+    def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Have the simulator's thread do it between two segments, and wait for the answer."""
+        request = EvaluationRequest(policy, num_episodes)
+        with self._changed:
+            self._evaluation = request
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: request.returns is not None or self._ended)
+            if request.returns is None:
+                raise RuntimeError("the simulator has ended") from self._failure
+        return request.returns
 
     def counts(self) -> Counts:
         return replace(super().counts(), queue_fill=len(self._queue) / self._queue_size)
+
+    def tunables(self) -> list[Tunable]:
+        """What --adapt may change: the length of the queue."""
+        return [queue_size_tunable(lambda: self._queue_size, self._resize_queue, self._bounds)]
+
+    def _resize_queue(self, queue_size: int) -> None:
+        with self._changed:
+            self._queue_size = queue_size
+            self._changed.notify_all()
 
     # ------------------------------------------------------------------------------------------ the simulator's thread
 
@@ -272,27 +323,34 @@ class TensorBatch(TensorCollector):
 
     def _collect_until_end(self, workers: Sequence[int]) -> None:
         """Collect one segment of each of these simulators in turn, until the learner has ended."""
-        while self._begin(len(workers)):
+        while self._begin(workers):
             assert self._newest_weights is not None
             newest_weights = self._newest_weights  # one read: all of this turn use the same version
             for worker in workers:
                 rollout = self._rollouts[worker]
                 self._tracks.set_state(worker, State.BUSY)
                 rollout.load(*newest_weights)
-                self._put(worker, rollout.collect())
+                self._put(rollout.collect())
                 # It waits for space in the queue or, if there are several, for the others of this thread.
                 self._tracks.set_state(worker, State.WAITING_FOR_SLOT)
 
-    def _begin(self, num_segments: int) -> bool:
+    def _begin(self, workers: Sequence[int]) -> bool:
         """Wait until the next segments may begin; False when the learner has ended."""
-        with self._changed:
-            self._wait_until_allowed(num_segments)
-            self._num_begun += num_segments
-            self._num_in_progress += num_segments
-            return not self._ended
+        while True:
+            with self._changed:
+                self._wait_until_allowed(len(workers), 0 in workers)
+                request = self._evaluation if 0 in workers and not self._ended else None
+                if request is None:
+                    self._num_begun += len(workers)
+                    self._num_in_progress += len(workers)
+                    return not self._ended
+            returns = super().evaluate(request.policy, request.num_episodes)
+            with self._changed:
+                request.returns, self._evaluation = returns, None
+                self._changed.notify_all()
 
-    def _wait_until_allowed(self, num_segments: int) -> None:
-        """Wait for a grant and for space in the queue."""
+    def _wait_until_allowed(self, num_segments: int, evaluates: bool) -> None:
+        """Wait for a grant and for space in the queue, or for an evaluation that this thread is asked for."""
 
         def is_allowed() -> bool:
             # Segments in progress have their place already. A turn of more simulators than the queue has places must
@@ -300,32 +358,27 @@ class TensorBatch(TensorCollector):
             num_filled = len(self._queue) + self._num_in_progress + num_segments
             return self._num_begun < self._num_granted and num_filled <= max(self._queue_size, num_segments)
 
-        self._changed.wait_for(lambda: self._ended or is_allowed())
+        self._changed.wait_for(lambda: self._ended or is_allowed() or (evaluates and self._evaluation is not None))
 
-    def _put(self, worker: int, segment: TensorSegment) -> None:
+    def _put(self, segment: TensorSegment) -> None:
+        importance = self._importance(segment)
         with self._changed:
-            if len(self._queue) == self._queue_size:
-                self._drop(*self._queue.popleft())
-            self._queue.append((worker, segment))
+            self._history.note(segment)
+            self._queue.add(self._queue.next_number(), segment, importance)
             self._num_in_progress -= 1
             self._changed.notify_all()
 
-    def _drop(self, worker: int, segment: TensorSegment) -> None:
-        num_ended = int(segment.ended.sum())
-        self._counts.episodes_started += num_ended
-        self._counts.episodes_dropped += num_ended
-        self._counts.steps_dropped += segment.num_steps
-        by_worker = self._counts.steps_dropped_by_worker
-        by_worker[worker] = by_worker.get(worker, 0) + segment.num_steps
+    def _importance(self, segment: TensorSegment) -> float:
+        """Equal for all: the oldest comes first."""
+        return 0.0
 
 
-class TensorStream(TensorBatch):
-    """Collects without ever waiting for the learner. A full queue drops its oldest segment, and counts it."""
-
-    def _wait_until_allowed(self, num_segments: int) -> None:
-        """Wait for the first weights; then, while the queue is full, for a short time only."""
-        self._changed.wait_for(lambda: self._newest_weights is not None or self._ended)
-        self._changed.wait_for(lambda: len(self._queue) < self._queue_size or self._ended, REFRESH_SECONDS)
+def _first_seed(seed: RunSeed, num_simulators: int) -> int:
+    """The seed by which the first simulator's actions are drawn; the next ones follow, and those of other learners."""
+    if isinstance(seed, SharedSeed):
+        return seed.run_seed + seed.learner * num_simulators
+    assert isinstance(seed, int)
+    return seed
 
 
 def _is_elsewhere(env: TensorEnv) -> bool:

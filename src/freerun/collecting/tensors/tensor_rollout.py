@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +47,7 @@ class TensorRollout:
         self._worker = worker
         self._actor = actor
         self._version = -1
+        self._num_segments = 0
         self.heartbeat = Heartbeat()
         self._device = env.device
         space, action_space = env.spec.observation_space, env.spec.action_space
@@ -94,6 +97,19 @@ class TensorRollout:
                 if running is not None:
                     running.zero_()
 
+    @property
+    def num_segments(self) -> int:
+        """The number that the next segment will have."""
+        return self._num_segments
+
+    def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Play new episodes with another policy, whose returns these are; afterwards give all up and begin new ones."""
+        with torch.cuda.stream(self._stream):
+            returns, _ = play_tensors(self.env, policy, 0, num_episodes, self.heartbeat.beat)
+        self.env.metrics()  # what the simulator has logged meanwhile says nothing about the training
+        self.reset()
+        return returns
+
     def collect(self) -> TensorSegment:
         """Make the next steps of all environments. Any stream may use the segment that this returns."""
         started_at = time.perf_counter()
@@ -101,7 +117,7 @@ class TensorRollout:
             with torch.cuda.stream(self._stream):
                 self._play(1)
                 # The next segment overwrites the buffer, while the learner may still use this one.
-                copies = {
+                copies: dict[str, Any] = {
                     name: value.clone() for name, value in vars(self._buffer).items() if isinstance(value, Tensor)
                 }
             if self._stream is not None:
@@ -109,8 +125,9 @@ class TensorRollout:
                 self._stream.synchronize()
         except Exception as error:
             raise EnvFailure(f"the simulator failed in a step: {type(error).__name__}: {error}") from error
-        seconds = time.perf_counter() - started_at
-        return TensorSegment(**copies, version=self._version, seconds=seconds, worker=self._worker)
+        seconds, number = time.perf_counter() - started_at, self._num_segments
+        self._num_segments += 1
+        return TensorSegment(**copies, version=self._version, seconds=seconds, worker=self._worker, number=number)
 
     @torch.no_grad()
     def _play_segment(self) -> None:
@@ -148,6 +165,28 @@ class TensorRollout:
         return self._actor.act(self._obs) if self._memory is None else self._act_from(self._obs, self._memory)
 
 
+def make_rollouts(
+    envs: Sequence[TensorEnv], policy: Policy, seed: int, num_steps: int, acceleration: Acceleration
+) -> list[TensorRollout]:
+    """A rollout for each of several simulators, which sample with seeds of their own."""
+    return [
+        TensorRollout(env, policy.on(env.device, seed + worker), num_steps, acceleration, worker)
+        for worker, env in enumerate(envs)
+    ]
+
+
+def keep_for_current_stream(segment: TensorSegment) -> None:
+    """Let the stream of this thread read a segment whenever it comes to it.
+
+    The memory was allocated on the simulator's stream. Without this, freeing it would let the simulator reuse it while
+    kernels of this stream that read it are still queued.
+    """
+    if segment.reward.is_cuda:
+        for value in vars(segment).values():
+            if isinstance(value, Tensor):
+                value.record_stream(torch.cuda.current_stream(value.device))
+
+
 def _choose(acceleration: Acceleration, env: TensorEnv) -> Acceleration:
     """`auto` records graphs but does not fuse kernels, which takes half a minute before the first step."""
     if not env.is_capturable or env.device.type != "cuda":
@@ -171,8 +210,14 @@ def _choose_stream(device: torch.device, acceleration: Acceleration) -> torch.cu
     return own
 
 
-def play_tensors(env: TensorEnv, policy: Policy, seed: int) -> tuple[list[float], list[int]]:
-    """Play the first episode of every environment; return the episodes' returns and lengths.
+def play_tensors(
+    env: TensorEnv,
+    policy: Policy,
+    seed: int,
+    num_episodes: int | None = None,
+    each_step: Callable[[], None] = lambda: None,
+) -> tuple[list[float], list[int]]:
+    """Play the first episode of so many environments, or of every one; return the episodes' returns and lengths.
 
     Only the first counts: the N episodes that end earliest would be mostly short ones, and so a biased sample.
     """
@@ -183,7 +228,8 @@ def play_tensors(env: TensorEnv, policy: Policy, seed: int) -> tuple[list[float]
     if (remembering := as_memory_policy(policy)) is not None and memory is not None:
         # Only first episodes count, so no memory need be emptied.
         act = functools.partial(remembering.act_from, memory=memory)
-    while is_running.any():
+    while is_running[:num_episodes].any():
+        each_step()
         noise = policy.draw(rng, env.num_envs)
         action = torch.from_numpy(act(obs.cpu().numpy(), noise).action).to(env.device)
         try:
@@ -193,4 +239,4 @@ def play_tensors(env: TensorEnv, policy: Policy, seed: int) -> tuple[list[float]
         total += np.where(is_running, reward.cpu().numpy(), 0.0)
         length += is_running
         is_running &= ~(terminated | truncated).cpu().numpy()
-    return total.tolist(), length.tolist()
+    return total[:num_episodes].tolist(), length[:num_episodes].tolist()

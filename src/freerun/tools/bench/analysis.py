@@ -25,8 +25,9 @@ class Limits:
     bare: Range
     """Lowest, median and highest rate of as many processes that only step environments."""
     bare_runs: tuple[float, ...]
-    cores: float
-    """The rate if no environment slowed another down, or what the cores can compute, whichever is lower."""
+    cores: float | None
+    """The rate if no environment slowed another down, or what the cores can compute, whichever is lower; None for
+    environments that are tensors, which one process steps."""
 
     @property
     def spread(self) -> float | None:
@@ -52,7 +53,7 @@ class ReportRow:
     speed_up_called: bool
     """True where the speed-up is larger than the noise."""
     of_bare: float
-    of_cores: float
+    of_cores: float | None
     startup_seconds: float
     memory_megabytes: float
     cpu_percent: float
@@ -68,17 +69,24 @@ class ReportRow:
 
 def limits(results: Results, num_workers: int) -> Limits | None:
     """Return the limits for a number of workers; None where the bare limit was not measured."""
-    bare, alone = results.case(BARE, num_workers), results.case(BARE, 1)
+    bare, alone = results.case(BARE, num_workers), _alone(results, num_workers)
     if bare is None or alone is None or not bare.runs or not alone.runs:
         return None
     runs = bare.values("steps_per_second")
+    bare_range = Range(min(runs), statistics.median(runs), max(runs))
+    if results.options.is_tensors:
+        return Limits(bare_range, tuple(runs), None)
     # One worker has the machine for itself: its rate and its CPU time show what a step costs without contention.
     single_rate = statistics.median(alone.values("steps_per_second"))
     cpu_seconds = statistics.median(alone.values("cpu_seconds_per_step"))
     # All cores together can compute num_cores / (CPU seconds of one step) steps per second.
     computable_rate = results.machine["cores"] / cpu_seconds if cpu_seconds > 0 else float("inf")
-    bare_range = Range(min(runs), statistics.median(runs), max(runs))
     return Limits(bare_range, tuple(runs), min(num_workers * single_rate, computable_rate))
+
+
+def _alone(results: Results, num_workers: int) -> Case | None:
+    """The bare limit of a single worker; that of the simulator itself, where environments are tensors."""
+    return results.case(BARE, num_workers if results.options.is_tensors else 1)
 
 
 def rows(results: Results, num_workers: int) -> list[ReportRow]:
@@ -92,7 +100,7 @@ def rows(results: Results, num_workers: int) -> list[ReportRow]:
     best = max(rates.values(), key=lambda rate: rate.middle)
     sequential = results.case(SEQUENTIAL, 1)
     base = rates[sequential.name] if sequential is not None and sequential.runs else None
-    alone = results.case(BARE, 1)
+    alone = _alone(results, num_workers)
     assert alone is not None
     episode_steps = statistics.median(alone.values("episode_steps"))
     made = [_row(case, limit, rates[case.name], best, base, episode_steps) for case in cases]
@@ -116,7 +124,7 @@ def _row(case: Case, limit: Limits, rate: Range, best: Range, base: Range | None
         speed_up=None if base is None else rate.middle / base.middle,
         speed_up_called=base is not None and (rate.is_above(base) or base.is_above(rate)),
         of_bare=rate.middle / limit.bare.middle,
-        of_cores=rate.middle / limit.cores,
+        of_cores=None if limit.cores is None else rate.middle / limit.cores,
         startup_seconds=median("startup_seconds"),
         memory_megabytes=median("memory_megabytes"),
         cpu_percent=median("cpu_percent"),
@@ -173,25 +181,25 @@ def machine_noise(results: Results) -> MachineNoise | None:
 
 def verdict(results: Results, num_workers: int) -> str:
     """Say which mode is the fastest with this number of workers, as far as the noise allows."""
-    table = rows(results, num_workers)
+    table, number = rows(results, num_workers), number_text(results, num_workers)
     if not table:
-        return f"With {workers_text(num_workers)} nothing was measured."
+        return f"With {number} nothing was measured."
     best, *others = table
     rate = f"{best.steps.middle:,.0f} steps/s, {percent(best.of_bare)} of the bare limit"
     equals = [row for row in others if row.standing == "as fast"]  # they cannot be told apart from the fastest
     if not others:
-        return f"With {workers_text(num_workers)} only {best.label} was measured: {rate}."
+        return f"With {number} only {best.label} was measured: {rate}."
     if equals:
         names = ", ".join(f"{row.label} ({row.steps.middle:,.0f})" for row in equals)
         return (
-            f"With {workers_text(num_workers)} {best.label} came out highest ({rate}), "
+            f"With {number} {best.label} came out highest ({rate}), "
             f"but its difference to {names} lies within the noise."
         )
     more = ""
     if best.speed_up is not None and best.label != SEQUENTIAL and best.speed_up_called:
         more = f", {factor(best.speed_up)} sequential"
     return (
-        f"With {workers_text(num_workers)} {best.label} is the fastest: {rate}{more}; "
+        f"With {number} {best.label} is the fastest: {rate}{more}; "
         f"{factor(best.steps.middle / others[0].steps.middle)} the next, {others[0].label}."
     )
 
@@ -222,16 +230,16 @@ def recommendation(results: Results) -> tuple[str, str | None]:
         )
     if len(table) < 2:
         return "Nothing is recommended, because there is nothing to compare.", None
-    equals = [_mode_and_workers(row) for row in table[1:] if not table[0].rate.is_above(row.rate)]
+    equals = [_mode_and_workers(results, row) for row in table[1:] if not table[0].rate.is_above(row.rate)]
     return (
-        f"Nothing is recommended: {_mode_and_workers(table[0])} came out highest, "
+        f"Nothing is recommended: {_mode_and_workers(results, table[0])} came out highest, "
         f"but its difference to {', '.join(equals)} lies within the noise.",
         None,
     )
 
 
-def _mode_and_workers(row: ReportRow) -> str:
-    return row.label if row.label == SEQUENTIAL else f"{row.label} with {workers_text(row.num_workers)}"
+def _mode_and_workers(results: Results, row: ReportRow) -> str:
+    return row.label if row.label == SEQUENTIAL else f"{row.label} with {number_text(results, row.num_workers)}"
 
 
 def command(results: Results, row: ReportRow) -> str:
@@ -272,10 +280,21 @@ def left_out(results: Results) -> list[str]:
     for (label, words), workers in by_case.items():
         # A reason that holds for all numbers of workers need not name them.
         everywhere = label == SEQUENTIAL or set(workers) >= numbers
-        numbered = workers_text(workers[0]) if len(workers) == 1 else f"{', '.join(map(str, workers))} workers"
+        several = f"{', '.join(map(str, workers))} {counted(results)}s"
+        numbered = number_text(results, workers[0]) if len(workers) == 1 else several
         where = "" if everywhere else f" with {numbered}"
         notes.setdefault(words, []).append(f"{label}{where}")
     return [f"{', '.join(labels)}: {words}" for words, labels in notes.items()]
+
+
+def counted(results: Results) -> str:
+    """What the numbers of a bench count."""
+    return "environment" if results.options.is_tensors else "worker"
+
+
+def number_text(results: Results, number: int) -> str:
+    """Write a number of workers, or of environments that are tensors."""
+    return f"{number:,} {counted(results)}{'' if number == 1 else 's'}"
 
 
 def workers_text(num_workers: int) -> str:

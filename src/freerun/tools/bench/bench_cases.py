@@ -16,12 +16,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from freerun.adapters.tensor_envs import find_builder, is_only_tensors
+from freerun.adapters.tensor_envs import find_builder
 from freerun.core import EnvFailure, ModeTraits, UserError
 from freerun.persistence import trust
 from freerun.settings.registry import find_mode
 from freerun.tools.bench import load_meter
-from freerun.tools.bench.bench_job import BARE, Job, packed
+from freerun.tools.bench.bench_job import BARE, FIGURES, Job, packed
 from freerun.tools.bench.bench_options import BenchOptions, code_in_bench, read_mode
 from freerun.tools.bench.results import SEQUENTIAL, Case, Results
 
@@ -30,6 +30,8 @@ MOST_BARE_SECONDS = 3.0
 MOST_STEPS_PER_UPDATE = 10_000
 UPDATES_PER_RUN = 4
 """A run should see this many updates at the limit of the machine, so that no single one decides its rate."""
+SEGMENT_STEPS = 24
+"""The steps of every environment that is tensors in an update, if --steps-per-update is not given: the modes' own."""
 LEAST_SECONDS = 5.0
 """With less left, nothing more is begun."""
 CLOSE_SECONDS = 10.0
@@ -39,18 +41,13 @@ TIMELINES = "timelines"
 
 def prepare(options: BenchOptions) -> Results:
     """All that is to be measured; modes that make no sense here are left out with a sentence."""
-    if is_only_tensors(options.env):
-        raise UserError(
-            f"{options.env} is stepped as tensors, and freerun bench compares processes: "
-            "compare freerun train --mode sync, batch and continuous instead"
-        )
     # What starts slowly comes last in a round, so that the others are measured if the time runs out.
     labels = sorted(options.labels(), key=lambda label: _traits(label).starts_slowly)
-    cases = [Case(BARE, 1)]
+    cases = [] if options.is_tensors else [Case(BARE, 1)]
     if SEQUENTIAL in labels:
-        cases.append(Case(SEQUENTIAL, 1))
+        cases.append(Case(SEQUENTIAL, 1, problem=_problem(SEQUENTIAL, options)))
     for number in options.numbers():
-        cases += [Case(BARE, number)] if number > 1 else []
+        cases += [Case(BARE, number)] if number > 1 or options.is_tensors else []
         cases += [Case(label, number, problem=_problem(label, options)) for label in labels if label != SEQUENTIAL]
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return Results(options, load_meter.describe(), cases, date=date)
@@ -61,8 +58,10 @@ def _traits(label: str) -> ModeTraits:
 
 
 def _problem(label: str, options: BenchOptions) -> str | None:
+    if options.is_tensors:
+        return "it does not step environments that are tensors" if _traits(label).tensors is None else None
     if _traits(label).tensors is not None and find_builder(options.env) is not None:
-        return f"it steps {options.env} as tensors, which is other work: compare freerun train --mode {label}"
+        return f"it steps {options.env} as tensors, which is other work: --num-envs measures that"
     return None
 
 
@@ -142,13 +141,16 @@ class Bench:
         options = self.options
         if case.is_bare:
             seconds = min(options.seconds, MOST_BARE_SECONDS)
-            bare = Job(options.env, BARE, case.num_workers, seconds, env_args=options.env_args)
+            bare = Job(options.env, BARE, case.num_workers, seconds, env_args=options.env_args, device=options.device)
+            bare = replace(bare, is_tensors=options.is_tensors)
             return replace(bare, max_episode_steps=options.max_episode_steps)
         return replace(self.results.job(case), picture=str(self._folder / TIMELINES / case.picture))
 
     def _steps_per_update(self, case: Case) -> int:
         if self.options.steps_per_update is not None:
             return self.options.steps_per_update
+        if self.options.is_tensors:
+            return case.num_workers * SEGMENT_STEPS
         traits = _traits(case.label)
         # A mode that always has one worker steps its environments one after another.
         has_one_worker = traits.workers_flag is None
@@ -211,7 +213,8 @@ def run_job(job: Job, most_seconds: float) -> Outcome:
         output.seek(0)
         errors.seek(0)
         if code == 0:
-            return Outcome(json.loads(output.read().splitlines()[-1]))
+            told = next(line for line in output.read().splitlines() if line.startswith(FIGURES))
+            return Outcome(json.loads(told.removeprefix(FIGURES)))
         # Exit code 2 is a UserError, whose sentence says everything; otherwise the traceback is worth showing.
         words = errors.read().strip() or f"exit code {code}"
         last = words.splitlines()[-1]

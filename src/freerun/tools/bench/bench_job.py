@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
+from freerun.adapters.isaac_launch import is_isaac_task, start_app
 from freerun.core import EnvFailure, SimulatorThreadCollector, StartPoint, UserError
+from freerun.settings.config import TrainConfig
 from freerun.settings.flag_parsing import EnvArgs
 from freerun.settings.registry import find_mode
 from freerun.telemetry.budget import Budget
@@ -23,6 +25,8 @@ from freerun.tools.bench.load_meter import Load, LoadMeter, own_megabytes
 from freerun.transport import processes
 
 BARE = "bare"
+FIGURES = "freerun-figures: "
+"""The line with a job's figures begins with this: a simulator may print lines of its own, also when it ends."""
 WARM_UP_UPDATES = 2
 """Updates before the measurement begins; one is enough where it takes longer than what is to be measured."""
 LEARNING_RATE = 1e-12
@@ -51,6 +55,9 @@ class Job:
     """Settings of the mode that were named in its label. They win over those that follow from the number of workers."""
     picture: str | None = None
     """The file to draw the timeline into."""
+    device: str = "cpu"
+    is_tensors: bool = False
+    """Environments are stepped as tensors; `num_workers` is their number."""
 
     def config(self) -> dict[str, Any]:
         """Return the settings of a run. The work is the same in every mode: updates of the same size."""
@@ -61,7 +68,8 @@ class Job:
             "mode": self.mode,
             **self._update(),
             "num_epochs": self.num_epochs,
-            "minibatch_size": min(MINIBATCH_SIZE, self.steps_per_update),
+            **({} if self.is_tensors else {"minibatch_size": min(MINIBATCH_SIZE, self.steps_per_update)}),
+            **({} if self.device == TrainConfig.device else {"device": self.device}),
             "learning_rate": LEARNING_RATE,
             "quiet": True,
             **self._scale(),
@@ -70,7 +78,8 @@ class Job:
 
     def _update(self) -> dict[str, int]:
         if (
-            find_mode(self.mode).traits.whole_episodes
+            not self.is_tensors
+            and find_mode(self.mode).traits.whole_episodes
             and "segment_steps" not in self.settings
             and self.episodes_per_update
         ):
@@ -80,7 +89,11 @@ class Job:
     def _scale(self) -> dict[str, Any]:
         """Settings for one environment per worker, or for as many environments where the mode has one worker."""
         steps_per_env = max(1, self.steps_per_update // self.num_workers)
-        return find_mode(self.mode).traits.bench_settings(self.num_workers, steps_per_env)
+        traits = find_mode(self.mode).traits
+        if self.is_tensors:
+            assert traits.tensors is not None  # `bench_cases` leaves the other modes out
+            return traits.tensors.bench_settings(self.num_workers, steps_per_env)
+        return traits.bench_settings(self.num_workers, steps_per_env)
 
 
 class Stopwatch:
@@ -141,6 +154,12 @@ class Until(Budget):
 
 def measure(job: Job) -> dict[str, float]:
     """Run a job and return its figures."""
+    if job.is_tensors and is_isaac_task(job.env):
+        start_app(job.device, headless=True)  # before torch is imported
+    if job.mode == BARE and job.is_tensors:
+        from freerun.tools.bench import bare_simulator
+
+        return bare_simulator.measure(job.env, job.env_args, job.num_workers, job.device, job.seconds)
     if job.mode == BARE:
         return bare_limit.measure(
             GymnasiumFactory(job.env, job.env_args, job.max_episode_steps), job.num_workers, job.seconds
@@ -215,7 +234,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print(json.dumps(figures))
+    print(f"{FIGURES}{json.dumps(figures)}")
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from freerun.adapters.tensor_envs import find_builder, is_only_tensors
 from freerun.core import UserError, require_positive
 from freerun.settings.config import TrainConfig
 from freerun.settings.flag_parsing import EnvArgs
@@ -23,6 +24,9 @@ SEGMENTS = f"{TrainConfig.mode}:segment_steps=25"
 DEFAULT_MINUTES = 4.75
 """The time for each number of workers. A default bench with one number ends within five minutes."""
 MOST_WORKERS = 2000
+MOST_ENVS = 1_000_000
+CPU_ENVS, GPU_ENVS = 64, 4096
+"""Environments that are tensors, if their number is not given."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,11 @@ class BenchOptions:
     mode as module:Class."""
     workers: str | None = None
     """Numbers of workers, separated by commas (if not given: one per core, and ten times as many)."""
+    num_envs: str | None = None
+    """Numbers of environments that are stepped as tensors, separated by commas: the modes that can do so are compared
+    with the simulator alone. (If not given, where ENV is nothing but tensors: 64 on a CPU and 4,096 on a GPU.)"""
+    device: str = "cpu"
+    """Where the learner computes, and where environments are that are tensors."""
     seconds: float = 4.0
     """How long a run is measured, once it is warm."""
     repeats: int = 3
@@ -61,36 +70,62 @@ class BenchOptions:
             raise UserError(f"--seconds must lie between 0.1 and 3600, not {self.seconds:g}")
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise UserError(f"--max-minutes must be more than 0, not {self.max_minutes:g}")
+        self._check_tensors()
         # They raise where a mode or a number is wrong, which is better said now than after minutes of measuring.
         self.labels()
         self.numbers()
 
+    @property
+    def is_tensors(self) -> bool:
+        """True if environments are stepped as tensors, and their numbers are compared."""
+        return self.num_envs is not None or is_only_tensors(self.env)
+
+    def _check_tensors(self) -> None:
+        if self.num_envs is not None and find_builder(self.env) is None:
+            raise UserError(f"{self.env} is not stepped as tensors: leave --num-envs out, and give --workers")
+        if self.is_tensors and self.workers is not None:
+            raise UserError("--workers is for processes: environments that are tensors are counted by --num-envs")
+        if self.is_tensors and self.max_episode_steps is not None:
+            raise UserError(
+                "--max-episode-steps is not for environments that are tensors: they have a time limit of their own"
+            )
+
     def numbers(self) -> list[int]:
-        """The numbers of workers to measure with, the lowest first."""
+        """The numbers of workers, or of environments that are tensors, to measure with, the lowest first."""
+        if self.is_tensors:
+            usual = GPU_ENVS if self.device.startswith("cuda") else CPU_ENVS
+            return [usual] if self.num_envs is None else _read_numbers("--num-envs", self.num_envs, MOST_ENVS)
         if self.workers is None:
             return sorted({num_cores(), 10 * num_cores()})
-        found = set()
-        for word in self.workers.split(","):
-            if not word.strip().isdecimal() or not 1 <= int(word) <= MOST_WORKERS:
-                raise UserError(
-                    f"--workers are numbers from 1 to {MOST_WORKERS:,}, such as 1,10,100, not {self.workers!r}"
-                )
-            found.add(int(word))
-        return sorted(found)
+        return _read_numbers("--workers", self.workers, MOST_WORKERS)
 
     def labels(self) -> list[str]:
         """The modes as they are named in the report."""
         labels = []
         for word in (part.strip() for part in self.modes.split(",")):
-            labels += [*MODES, SEGMENTS] if word == ALL else [real_name(word)]
+            labels += self._all_labels() if word == ALL else [real_name(word)]
         for label in labels:
             read_mode(label)
         return list(dict.fromkeys(labels))
+
+    def _all_labels(self) -> list[str]:
+        if self.is_tensors:
+            return [name for name, mode in MODES.items() if mode.traits.tensors is not None]
+        return [*MODES, SEGMENTS]
 
     def seconds_allowed(self) -> float:
         """Return when to stop, in seconds from the start."""
         minutes = DEFAULT_MINUTES * len(self.numbers()) if self.max_minutes is None else self.max_minutes
         return 60 * minutes
+
+
+def _read_numbers(flag: str, given: str, most: int) -> list[int]:
+    found = set()
+    for word in given.split(","):
+        if not word.strip().isdecimal() or not 1 <= int(word) <= most:
+            raise UserError(f"{flag} are numbers from 1 to {most:,}, such as 1,10,100, not {given!r}")
+        found.add(int(word))
+    return sorted(found)
 
 
 def _split_label(label: str) -> tuple[str, list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from freerun.tools.bench import analysis, text_report
-from freerun.tools.bench.analysis import Limits, ReportRow, percent, workers_text
+from freerun.tools.bench.analysis import Limits, ReportRow, counted, number_text, percent
 from freerun.tools.bench.bench_cases import TIMELINES
 from freerun.tools.bench.bench_job import PICTURE_SECONDS
 from freerun.tools.bench.results import SEQUENTIAL, Results
@@ -67,7 +67,7 @@ def _figures(results: Results) -> str:
     is_clear = len(table) == 1 or analysis.recommended(results) is not None
     noise = "" if is_clear else " (the highest rate, within the noise of others)"
     shown = [
-        (f"{best.steps.middle:,.0f}", f"steps/s: {best.label}, {workers_text(best.num_workers)}{noise}"),
+        (f"{best.steps.middle:,.0f}", f"steps/s: {best.label}, {number_text(results, best.num_workers)}{noise}"),
         (percent(best.of_bare), "of the bare limit"),
         (analysis.clock(best.many_episodes_seconds), "for 100,000 episodes"),
     ]
@@ -99,8 +99,8 @@ def _scaling(results: Results, numbers: Sequence[int]) -> str:
     """Return two charts by the number of workers: steps per second, and the share of the bare limit."""
     limits = [(number, limit.bare) for number in numbers if (limit := analysis.limits(results, number)) is not None]
     bare = PlotLine("bare limit", np.array([n for n, _ in limits]), np.array([rate.middle for _, rate in limits]))
-    rates = Panel("steps per second", "workers", "")
-    shares = Panel("share of the bare limit", "workers", "")
+    rates = Panel("steps per second", f"{counted(results)}s", "")
+    shares = Panel("share of the bare limit", f"{counted(results)}s", "")
     table = {(row.label, number): row for number in numbers for row in analysis.rows(results, number)}
     for label in results.options.labels():
         if label == SEQUENTIAL:  # it has one worker, so there is no line to draw
@@ -118,7 +118,7 @@ def _scaling(results: Results, numbers: Sequence[int]) -> str:
         for place, line in enumerate(rates.lines)
     )
     return (
-        "<section><h2>By the number of workers</h2>"
+        f"<section><h2>By the number of {counted(results)}s</h2>"
         f'<div class="keys">{keys}<span><i class="dash"></i>bare limit</span></div><div class="pair">'
         f"<div><h3>Steps per second</h3>{page_svg(rates, bare, 'log')}</div>"
         f"<div><h3>Share of the bare limit</h3>{page_svg(shares, None, 'percent')}</div></div></section>"
@@ -131,7 +131,7 @@ def _scaling(results: Results, numbers: Sequence[int]) -> str:
 def _workers_section(results: Results, number: int, folder: Path, is_open: bool) -> str:
     rows, limit = analysis.rows(results, number), analysis.limits(results, number)
     assert limit is not None
-    heading = f"{workers_text(number)[0].upper()}{workers_text(number)[1:]}"
+    heading = number_text(results, number)
     inside = _bars(rows, limit) + _table(rows) + _timelines(results, rows, folder)
     if is_open:
         return f"<section><h2>{heading}</h2>{inside}</section>"

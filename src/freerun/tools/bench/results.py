@@ -18,13 +18,13 @@ from freerun.tools.bench.bench_options import BenchOptions, read_mode
 FILE_NAME = "report.json"
 SEQUENTIAL = reference_mode()
 """The mode that others are compared with."""
-MAY_CHANGE = ("modes", "workers", "repeats", "max_minutes", "output")
+MAY_CHANGE = ("modes", "workers", "num_envs", "repeats", "max_minutes", "output")
 """The settings that may differ when a bench is resumed. Another value of any other would make figures incomparable."""
 
 
 @dataclass
 class Case:
-    """One thing to measure: a mode, or the bare limit, with a number of workers."""
+    """One thing to measure: a mode, or the bare limit, with a number of workers or of environments that are tensors."""
 
     label: str
     num_workers: int
@@ -83,8 +83,8 @@ class Results:
     @property
     def episode_steps(self) -> float:
         """The length of an episode with random actions. The first run decides, so that all runs do the same work."""
-        single_worker_runs = self.cases[0].runs
-        return single_worker_runs[0]["episode_steps"] if single_worker_runs else 1.0
+        first_runs = self.cases[0].runs  # of the bare limit with the lowest number
+        return first_runs[0]["episode_steps"] if first_runs else 1.0
 
     def job(self, case: Case) -> Job:
         """Return what to run for a mode; the bare limit has a job of its own."""
@@ -100,6 +100,8 @@ class Results:
             self.options.env_args,
             self.options.max_episode_steps,
             settings,
+            device=self.options.device,
+            is_tensors=self.options.is_tensors,
         )
 
     def write(self, folder: Path, further: dict[str, Any] | None = None) -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from freerun.tools.bench import analysis
-from freerun.tools.bench.analysis import ReportRow, clock, percent, workers_text
+from freerun.tools.bench.analysis import ReportRow, clock, number_text, percent
 from freerun.tools.bench.noise import Range
 from freerun.tools.bench.results import SEQUENTIAL, Results
 
@@ -33,7 +33,7 @@ def cells(row: ReportRow) -> list[str]:
         f"{row.episodes:,.1f}",
         speed_up(row),
         percent(row.of_bare),
-        percent(row.of_cores),
+        "–" if row.of_cores is None else percent(row.of_cores),
         f"{row.startup_seconds:.1f}",
         f"{row.memory_megabytes:,.0f}",
         f"{row.cpu_percent:.0f} %",
@@ -80,7 +80,7 @@ def print_results(results: Results, console: Console) -> None:
 def _title(results: Results, number: int) -> str:
     limit = analysis.limits(results, number)
     bare = "" if limit is None else f"; bare limit {range_text(limit.bare, len(limit.bare_runs))} steps/s"
-    return f"{results.options.env}, {workers_text(number)}{bare}"
+    return f"{results.options.env}, {number_text(results, number)}{bare}"
 
 
 def sentences(results: Results) -> list[str]:
@@ -116,6 +116,17 @@ def markdown(results: Results) -> str:
 def method_notes(results: Results) -> list[str]:
     """Say how the figures were measured and what they mean."""
     options = results.options
+    limits = [
+        "Of bare: the share of the rate of as many processes that only step environments, with random actions drawn in "
+        "advance.",
+        "Of cores: the share of the rate that as many environments would reach if none slowed another down, or that "
+        "all cores can compute, whichever is lower.",
+    ]
+    if options.is_tensors:
+        limits = [
+            f"Environments are tensors on {options.device}. Of bare: the share of the rate of the simulator alone, "
+            "stepped with random actions in segments as the modes collect them."
+        ]
     return [
         f"Every run has its own process, and the modes take turns, up to {options.repeats} times. The tables show "
         "medians (lowest–highest).",
@@ -124,10 +135,7 @@ def method_notes(results: Results) -> list[str]:
         "another (sequential, batch) get smaller updates, for they would not end one in time.",
         f"A run is measured from the end of one update to the end of another, at least {options.seconds:g} s later, "
         "after two updates to warm up.",
-        "Of bare: the share of the rate of as many processes that only step environments, with random actions drawn in "
-        "advance.",
-        "Of cores: the share of the rate that as many environments would reach if none slowed another down, or that "
-        "all cores can compute, whichever is lower.",
+        *limits,
         "Two modes count as different only where the ranges of their runs lie apart. Each range is at least as wide as "
         "the spread of the bare limit (10 % where something was measured once).",
         "Memory is that of all processes, with shared memory counted once. CPU is the share of all cores. 100k "
