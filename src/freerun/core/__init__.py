@@ -72,6 +72,7 @@ from freerun.core.protocols import (
     MetricSink,
     Policy,
     PriorityCollector,
+    ProximalAlgorithm,
     RatingAlgorithm,
     ReusableCollector,
     SimulatorCollector,
@@ -82,6 +83,7 @@ from freerun.core.protocols import (
     Tunable,
     TunableCollector,
     WarmStartable,
+    WeightExchange,
     background_stages,
 )
 from freerun.core.seeds import (
@@ -160,6 +162,7 @@ __all__ = [
     "Predictor",
     "PriorityCollector",
     "ProbeModel",
+    "ProximalAlgorithm",
     "PruneRun",
     "Purpose",
     "RatingAlgorithm",
@@ -192,6 +195,7 @@ __all__ = [
     "UserError",
     "VectorEnv",
     "WarmStartable",
+    "WeightExchange",
     "WorkerDied",
     "WorkerHung",
     "WorkerLocation",

@@ -23,7 +23,7 @@ from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
 from freerun.algorithms.policies.running_moments import RunningMoments, needs_normalizing
 from freerun.algorithms.policies.torch_actor import TorchActor, build
-from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
+from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps, ProximalTerm
 from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs, acceleration_of
 from freerun.algorithms.ppo.minibatches import Minibatches
 from freerun.algorithms.ppo.objective import (
@@ -86,6 +86,7 @@ class PPO:
         has_network=True,
         has_critic_group=True,
         has_action_mask=True,
+        has_proximal_term=True,
         code_settings=("network",),
         minibatch_setting="minibatch_size",
         update_ratio_setting="num_epochs",
@@ -120,9 +121,11 @@ class PPO:
         # (`step_if_finite`).
         self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=is_captured)
         self._num_bad_gradients = torch.zeros(1, device=self._device)
-        parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients)
+        proximal = ProximalTerm(self._weights)
+        parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients, proximal)
         autograd = AutogradSteps(*parts)
         self._gradient_steps: GradientSteps = FastSteps(*parts) if is_fast else autograd
+        self._proximal = proximal
 
         def descend(losses: PPOLosses, kl: Tensor, tells_of_step: Tensor, is_skipped: Tensor | None) -> None:
             self._adapt_learning_rate(kl, tells_of_step)
@@ -170,6 +173,11 @@ class PPO:
 
     def reconfigure(self, config: PPOConfig) -> None:
         self.config = config
+
+    def stay_near(self, strength: float) -> None:
+        """Pull the weights back to those of now at every gradient step, as FedProx does."""
+        self._proximal.set(strength)
+        self._graphed_epochs.forget()  # a captured step would keep the old strength
 
     # ------------------------------------------------------------------------------------------ collecting
 
@@ -324,6 +332,10 @@ class PPO:
 
     def _update_obs_moments(self, obs: Tensor) -> None:
         self._obs_moments.update(obs, self._learner_group)
+        self._apply_obs_moments()
+
+    def _apply_obs_moments(self) -> None:
+        """Have the networks normalise by the moments of now."""
         mean, scale = (torch.from_numpy(moment) for moment in (self._obs_moments.mean, self._obs_moments.scale))
         self.net.obs_mean.copy_(torch.where(self._is_normalized, mean, 0.0))
         self.net.obs_scale.copy_(torch.where(self._is_normalized, scale, 1.0))
@@ -372,6 +384,9 @@ class PPO:
         self._obs_moments.load_state_dict(state["obs_moments"])
         self.reward_scale.load_state_dict(state["reward_scale"])
         self._shuffle.set_state(state["shuffle"].cpu())
+        if self.net.spec.normalize_obs and self._obs_moments.count:
+            # The moments may have been merged with others, which the statistics in `net` know nothing of.
+            self._apply_obs_moments()
         self.net.export(self.policy)
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
