@@ -4,7 +4,8 @@ Run it in the environment that `make test-federated` makes: build/federated/bin/
 
 `own` trains every site alone. `pooled` is training on all sites' data: one learner gets the episodes of all four, as
 many in each update and in all as the four sites together. `pooled-40` has as many episodes, but four times the updates.
-The others share weights. All are judged on fresh episodes of every site.
+The others share weights; their minibatches are a quarter of those of `pooled`, which four sites together make whole.
+All are judged on fresh episodes of every site.
 
 Bytes are those that leave or reach the sites: weights and moments of every round, or the observations, actions,
 rewards, log-probabilities and ends of every step, as freerun's workers send them. Finished trainings are kept, so an
@@ -45,13 +46,14 @@ SITES: dict[str, dict[str, Any]] = {
 }
 STRATEGIES = ("fedavg", "fedprox", "fedadam", "fedmedian")
 EPISODES_PER_UPDATE = 40
+MINIBATCH_SIZE = 500
 SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 """What PPO needs of a step from whoever collected it."""
 
 
 @dataclass(frozen=True)
 class Options:
-    episodes: int = 4000
+    episodes: int = 2000
     """Episodes of each site."""
     updates_per_round: int = 3
     """Updates between two exchanges."""
@@ -107,7 +109,12 @@ class MeasuredPPO(PPO):
 
 def settings(options: Options, seed: int, episodes: int) -> dict[str, Any]:
     own = {"total_episodes": episodes, "seed": seed, "num_workers": options.num_workers, "quiet": True}
-    return {**settings_of(["defender"]), **own, "episodes_per_update": EPISODES_PER_UPDATE}
+    return {
+        **settings_of(["defender"]),
+        **own,
+        "episodes_per_update": EPISODES_PER_UPDATE,
+        "minibatch_size": MINIBATCH_SIZE,
+    }
 
 
 def judge(run_dir: Path, num_episodes: int) -> dict[str, float]:
@@ -147,8 +154,10 @@ def train(system: str, seed: int, options: Options, folder: Path) -> list[Traine
             updates_per_round=options.updates_per_round,
             strategy=system,  # type: ignore[arg-type]
         )
+        # A site's minibatch is its share of one of `pooled`, so that both take as many gradient steps per update.
+        shares = {"minibatch_size": MINIBATCH_SIZE // len(SITES)}
         sites = {
-            name: make_config({**settings(options, seed * len(SITES) + number, options.episodes), **site})
+            name: make_config({**settings(options, seed * len(SITES) + number, options.episodes), **shares, **site})
             for number, (name, site) in enumerate(SITES.items())
         }
         result = federate(sites, federation, folder / "federation")

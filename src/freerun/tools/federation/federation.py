@@ -159,10 +159,12 @@ def _serve_flower(connection: Connection, payload: bytes) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)  # rounds are reported by `on_round`
     sockets, options, folder = cloudpickle.loads(payload)
     server = make_server_app(options, folder, lambda figures: connection.send(("round", figures)))
-    # A ClientApp only waits for its site, so all of them run at once, whatever the number of cores.
+    # A ClientApp only waits for its site, so all of them run at once, whatever the number of cores. A Ray that others
+    # have started on this machine is left alone.
+    ray_arguments = {"address": "local", "num_cpus": len(sockets), "log_to_driver": False}
     backend = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        "init_args": {"num_cpus": len(sockets), "log_to_driver": False, "logging_level": logging.ERROR},
+        "init_args": {**ray_arguments, "logging_level": logging.ERROR},
     }
     try:
         run_simulation(server, make_client_app(sockets, options), len(sockets), backend_config=backend)
