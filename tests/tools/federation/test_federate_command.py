@@ -85,3 +85,9 @@ def test_a_site_on_a_machine_of_its_own_can_be_resumed(tmp_path: Path) -> None:
 def test_options_of_a_federation_are_checked() -> None:
     with pytest.raises(UserError, match="--noise-multiplier must not be negative"):
         FederationOptions(noise_multiplier=-1.0)
+
+
+def test_only_the_room_of_federations_imports_flower() -> None:
+    source = Path(freerun.__file__).parent
+    found = [path.relative_to(source) for path in source.rglob("*.py") if "flwr" in path.read_text(encoding="utf-8")]
+    assert {path.parent.as_posix() for path in found} == {"tools/federation"}

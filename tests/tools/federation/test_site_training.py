@@ -164,10 +164,14 @@ def test_the_proximal_term_keeps_a_site_near_the_others(tmp_path: Path) -> None:
         answers.append(link.train(answers[0].shared, 1, proximal=100.0))
         link.finish(answers[0].shared)
 
-    with driven(tmp_path / "s", drive) as answers:
-        run_site(small_ppo(tmp_path), tmp_path / "s", "a")
-    start, free, held = (answer.shared.weights[WEIGHTS] for answer in answers)
-    assert np.abs(held - start).mean() < np.abs(free - start).mean()
+    held_by = {}
+    for learner in ("fast", "torch"):
+        with driven(tmp_path / "s", drive) as answers:
+            run_site(small_ppo(tmp_path, learner=learner, run_dir=tmp_path / learner), tmp_path / "s", "a")
+        start, free, held = (answer.shared.weights[WEIGHTS] for answer in answers)
+        assert np.abs(held - start).mean() < np.abs(free - start).mean()
+        held_by[learner] = held
+    np.testing.assert_allclose(held_by["fast"], held_by["torch"], atol=1e-4)
 
 
 def test_the_end_of_the_budget_ends_a_round(tmp_path: Path) -> None:

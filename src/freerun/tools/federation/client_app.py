@@ -73,7 +73,7 @@ def make_client_app(sockets: tuple[Path, ...] | None = None, options: Federation
 
 
 def _with_privacy(options: FederationOptions, call: Callable[..., Message]) -> Callable[..., Message]:
-    """Put one of Flower's mods around a handler. The site decides on it, and not the server."""
+    """Put one of Flower's mods around a handler: what leaves the site has passed through it."""
     mods: dict[str, Any] = {
         "central": fixedclipping_mod,
         "local": LocalDpMod(options.clipping_norm, options.clipping_norm, options.epsilon, options.delta),
