@@ -3,13 +3,13 @@
 Run it in the environment that `make test-federated` makes: build/federated/bin/python benchmarks/federation.py
 
 `own` trains every site alone. `pooled` is training on all sites' data: one learner gets the episodes of all four, as
-many in each update and in all as the four sites together. `pooled-40` has as many episodes, but four times the updates.
-The others share weights; their minibatches are a quarter of those of `pooled`, which four sites together make whole.
-All are judged on fresh episodes of every site.
+many in each update and in all as the four sites together. `pooled-small` has as many in all, in four times as many
+updates. The others share weights; their minibatches are a quarter of those of `pooled`, which four sites together make
+whole. All are judged on fresh episodes of every site.
 
 Bytes are those that leave or reach the sites: weights and moments of every round, or the observations, actions,
-rewards, log-probabilities and ends of every step, as freerun's workers send them. Finished trainings are kept, so an
-interrupted benchmark continues.
+rewards, log-probabilities and ends of every step, as freerun's workers send them, and the policy that goes back after
+every update. Finished trainings are kept, so an interrupted benchmark continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ SITES: dict[str, dict[str, Any]] = {
     "meander-50": {"red_agent": "RedMeanderAgent", "episode_steps": 50},
 }
 STRATEGIES = ("fedavg", "fedprox", "fedadam", "fedmedian")
-EPISODES_PER_UPDATE = 40
+HIDDEN_SIZES = (32, 32)
+EPISODES_PER_UPDATE = 50
 MINIBATCH_SIZE = 500
 SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 """What PPO needs of a step from whoever collected it."""
@@ -55,10 +56,10 @@ SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 class Options:
     episodes: int = 2000
     """Episodes of each site."""
-    updates_per_round: int = 3
+    updates_per_round: int = 1
     """Updates between two exchanges."""
     seeds: tuple[int, ...] = (0, 1)
-    systems: tuple[str, ...] = ("own", "pooled", "pooled-40", *STRATEGIES)
+    systems: tuple[str, ...] = ("own", "pooled", "pooled-small", *STRATEGIES)
     num_workers: int = 1
     """Workers of each training."""
     eval_episodes: int = 400
@@ -108,13 +109,9 @@ class MeasuredPPO(PPO):
 
 
 def settings(options: Options, seed: int, episodes: int) -> dict[str, Any]:
+    sizes = {"hidden_sizes": HIDDEN_SIZES, "episodes_per_update": EPISODES_PER_UPDATE, "minibatch_size": MINIBATCH_SIZE}
     own = {"total_episodes": episodes, "seed": seed, "num_workers": options.num_workers, "quiet": True}
-    return {
-        **settings_of(["defender"]),
-        **own,
-        "episodes_per_update": EPISODES_PER_UPDATE,
-        "minibatch_size": MINIBATCH_SIZE,
-    }
+    return {**settings_of(["defender"]), **sizes, **own}
 
 
 def judge(run_dir: Path, num_episodes: int) -> dict[str, float]:
@@ -145,8 +142,10 @@ def train(system: str, seed: int, options: Options, folder: Path) -> list[Traine
         if system == "pooled":
             config["episodes_per_update"] *= len(SITES)
         MeasuredPPO.num_bytes = 0
-        run_dir = freerun.train(**{**config, "env": AllSites, "algo": MeasuredPPO}, run_dir=folder / "run").run_dir
-        found = [(system, run_dir, MeasuredPPO.num_bytes)]
+        # And the policy goes back to the four sites after every update.
+        trained = freerun.train(**{**config, "env": AllSites, "algo": MeasuredPPO}, run_dir=folder / "run")
+        weights = len(SITES) * trained.summary["updates"] * trained.policy.weights.nbytes
+        found = [(system, trained.run_dir, MeasuredPPO.num_bytes + weights)]
     else:
         num_updates = options.episodes // EPISODES_PER_UPDATE
         federation = FederationOptions(

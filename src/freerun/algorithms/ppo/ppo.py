@@ -121,11 +121,10 @@ class PPO:
         # (`step_if_finite`).
         self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=is_captured)
         self._num_bad_gradients = torch.zeros(1, device=self._device)
-        proximal = ProximalTerm(self._weights)
-        parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients, proximal)
-        autograd = AutogradSteps(*parts)
-        self._gradient_steps: GradientSteps = FastSteps(*parts) if is_fast else autograd
-        self._proximal = proximal
+        self._proximal = ProximalTerm(self._weights)
+        parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients)
+        autograd = AutogradSteps(*parts, self._proximal)
+        self._gradient_steps: GradientSteps = FastSteps(*parts, self._proximal) if is_fast else autograd
 
         def descend(losses: PPOLosses, kl: Tensor, tells_of_step: Tensor, is_skipped: Tensor | None) -> None:
             self._adapt_learning_rate(kl, tells_of_step)
@@ -222,7 +221,8 @@ class PPO:
         metrics = self._metrics(measured, batch, joined.total, target_of_all, value_of_all)
         if self.net.spec.normalize_obs:
             # Only now: acting and learning of one version must see the same statistics, or the ratio would not be 1.
-            self._update_obs_moments(obs)
+            self._obs_moments.update(obs, self._learner_group)
+            self._apply_obs_moments()
         self.net.export(self.policy)
         return metrics
 
@@ -329,10 +329,6 @@ class PPO:
             "bad_gradients": num_bad,
             "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
         }
-
-    def _update_obs_moments(self, obs: Tensor) -> None:
-        self._obs_moments.update(obs, self._learner_group)
-        self._apply_obs_moments()
 
     def _apply_obs_moments(self) -> None:
         """Have the networks normalise by the moments of now."""
