@@ -45,8 +45,8 @@ SITES: dict[str, dict[str, Any]] = {
     "meander-50": {"red_agent": "RedMeanderAgent", "episode_steps": 50},
 }
 STRATEGIES = ("fedavg", "fedprox", "fedadam", "fedmedian")
-HIDDEN_SIZES = (32, 32)
-EPISODES_PER_UPDATE = 50
+HIDDEN_SIZES = (64, 64)
+EPISODES_PER_UPDATE = 40
 MINIBATCH_SIZE = 500
 SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 """What PPO needs of a step from whoever collected it."""
@@ -56,7 +56,7 @@ SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 class Options:
     episodes: int = 2000
     """Episodes of each site."""
-    updates_per_round: int = 1
+    updates_per_round: int = 3
     """Updates between two exchanges."""
     seeds: tuple[int, ...] = (0, 1)
     systems: tuple[str, ...] = ("own", "pooled", "pooled-small", *STRATEGIES)

@@ -17,7 +17,7 @@ def test_the_gradient_is_the_distance_times_the_strength() -> None:
 
     term.set(0.5)
     with torch.no_grad():
-        weights += torch.tensor([2.0, 4.0])
+        weights.add_(torch.tensor([2.0, 4.0]))
     term.add_gradient(gradient)
     # 10 + 0.5 · 2 and 0 + 0.5 · 4
     assert gradient.tolist() == [11.0, 2.0]

@@ -33,8 +33,6 @@ FLOWER_ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns that this will be its default
 }
 """Flower and Ray report to nobody."""
-LEAVE_SECONDS = 60.0
-"""The time that sites get to save their results after the last round."""
 FLOWER_LEAVE_SECONDS = 30.0
 
 
@@ -75,16 +73,16 @@ def federate(
     with tempfile.TemporaryDirectory(prefix="freerun-") as place:
         sockets = {name: Path(place) / str(number) for number, name in enumerate(configs)}
         running = SiteProcesses(configs, sockets)
-        grace_seconds = 0.0
+        are_told = False
         try:
             flower = FlowerProcess(tuple(sockets.values()), options, folder)
             try:
                 follow(flower, running, on_round)
-                grace_seconds = LEAVE_SECONDS
+                are_told = True
             finally:
                 flower.close()
         finally:
-            running.close(grace_seconds)
+            running.close(are_told)
     return FederationResult(folder, read_rounds(folder), run_dirs)
 
 

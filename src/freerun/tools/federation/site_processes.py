@@ -20,6 +20,8 @@ from freerun.transport import processes
 
 logger = logging.getLogger("freerun")
 
+LEAVE_SECONDS = 60.0
+"""The time that sites get to save their results at the end."""
 MAX_RETURNS = 3
 """A site that dies more often than this stays away: whatever kills it will do so again."""
 
@@ -63,9 +65,13 @@ class SiteProcesses:
             return name, None
         return name, failure
 
-    def close(self, grace_seconds: float) -> None:
-        """Wait for sites that were told to end, and kill the others."""
-        processes.stop([process for _, process in self._running.values()], grace_seconds)
+    def close(self, are_told: bool) -> None:
+        """Wait until all sites have saved their results. Interrupt them, unless an order has told them to end."""
+        running = [process for _, process in self._running.values()]
+        if not are_told:
+            for process in running:
+                process.terminate()
+        processes.stop(running, LEAVE_SECONDS)
 
 
 def _serve(connection: Connection, payload: bytes) -> None:
