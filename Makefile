@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ISAAC := build/isaac
 MJLAB := build/mjlab
+FEDERATED := build/federated
 ISAAC_PYTHON ?= python3.12
 
-.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac test-mjlab check format bench docs clean
+.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac test-mjlab test-federated check format bench docs clean
 
 # A defender of a network: it beats one that restores on sight within a minute.
 train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
@@ -63,6 +64,16 @@ $(MJLAB)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(MJLAB)
 	$(MJLAB)/bin/pip install -q torch==2.13.0
 	$(MJLAB)/bin/pip install -q torch==2.13.0 mjlab==1.6.0 hypothesis pytest pytest-timeout pytest-xdist -e '.[rsl-rl]'
+	touch $@
+
+# Federations on the real Flower and its simulation engine, whose pins clash with ours. Nothing is reported to anybody.
+test-federated: $(FEDERATED)/.installed
+	FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 PYTHONPATH=src $(FEDERATED)/bin/python -m pytest -W default -o timeout=600 tests/real_flower tests/tools/federation
+
+$(FEDERATED)/.installed: tests/real_flower/requirements.txt
+	$(PYTHON) -m venv $(FEDERATED)
+	$(FEDERATED)/bin/pip install -q torch==2.13.0
+	$(FEDERATED)/bin/pip install -q -r tests/real_flower/requirements.txt
 	touch $@
 
 check: $(INSTALLED)

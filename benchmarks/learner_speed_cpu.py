@@ -26,7 +26,7 @@ from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
 from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
-from freerun.algorithms.ppo.gradient_steps import AutogradSteps
+from freerun.algorithms.ppo.gradient_steps import AutogradSteps, ProximalTerm
 from freerun.algorithms.ppo.objective import PPOLosses, ppo_losses
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig, with_sizes
@@ -108,7 +108,7 @@ def compiled_update(rows: Rows, minibatch_size: int, options: Options) -> Update
     net = ActorCritic(PPO(SPEC, config, 0, "cpu", False).net.spec)
     weights = flatten_parameters(net)
     optimizer = torch.optim.Adam([weights], config.learning_rate, eps=1e-5, fused=True)
-    steps = AutogradSteps(net, weights, optimizer, SingleLearner(), torch.zeros(1))
+    steps = AutogradSteps(net, weights, optimizer, SingleLearner(), torch.zeros(1), ProximalTerm(weights))
     fused: Callable[..., PPOLosses] = torch.compile(lambda *columns: ppo_losses(net, config, TrainingBatch(*columns)))
     one = torch.ones(len(rows.reward))
     reward = torch.from_numpy(rows.reward)

@@ -21,6 +21,7 @@ from freerun.core import (
     StartPoint,
     StopRun,
     UserError,
+    WeightExchange,
     first_episode_of,
 )
 from freerun.persistence.checkpoint import Checkpoint
@@ -69,13 +70,15 @@ def run(
     resumed: Checkpoint | None = None,
     learned: Learned | None = None,
     on_update: Callback | None = None,
+    exchange: WeightExchange | None = None,
 ) -> Result:
     """Train as configured. What was learned is saved even if the run is interrupted or fails.
 
     With a `pool`, its workers serve: this is their k-th `training` in a series, and they stay for the next. With a
     checkpoint, the run continues from there. `learned` is what --init-from names, if another learner has read it.
     `on_update` is called after every update, as the callbacks of the settings are. With a `pool` it cannot give
-    environments other arguments, because the next training would have them too.
+    environments other arguments, because the next training would have them too. `exchange` shares what is learned with
+    other runs.
     """
     # 1. Settings: complete, allowed, and written down by their flat names.
     config = complete(config)
@@ -88,6 +91,8 @@ def run(
         check_changes(config, resumed)
     if pool is not None and config.num_learners > 1:
         raise UserError("a series of trainings has one learner: leave --num-learners out")
+    if exchange is not None and config.num_learners > 1:
+        raise UserError("a run that shares its weights with others has one learner: leave --num-learners out")
     callbacks = find_callbacks(config.callback, on_update)
     if (config.callback and pool is not None) or (callbacks and config.num_learners > 1):
         raise UserError("callbacks are for a single training with one learner: leave --callback out")
@@ -135,20 +140,24 @@ def run(
             for sentence in cautions(config, pool.factory, algorithm):
                 logger.warning(sentence)
         publishing = collector if pool.env_args is None else EnvArgsCollector(collector, pool.env_args)
-        summary = _train(parts, publishing, outputs, learner.interrupted)
+        summary = _train(parts, publishing, outputs, learner.interrupted, exchange)
     policy = TrainedPolicy(algorithm.policy, pool.factory.spaces, functools.partial(own_settings, config))
     return Result(folder.path, summary, policy, outputs.is_complete, outputs.page)
 
 
 def _train(
-    parts: RunParts, publishing: Collector, outputs: RunOutputs, interrupted: Callable[[], None]
+    parts: RunParts,
+    publishing: Collector,
+    outputs: RunOutputs,
+    interrupted: Callable[[], None],
+    exchange: WeightExchange | None,
 ) -> dict[str, Any]:
     """Run the training loop, save what was learned whatever ends it, and return the summary.
 
     `publishing` is the collector as the loop sees it.
     """
     collector = own_collector(parts.collector)
-    recorded = (outputs.sinks, outputs.gauges, outputs.shares)
+    recorded = (outputs.sinks, outputs.gauges, outputs.shares, exchange)
     learn = functools.partial(train, parts.algorithm, publishing, parts.budget, parts.ledger, *recorded)
     outcome, error, reason = "failed", None, None
     try:

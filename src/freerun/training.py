@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from freerun.core import Algorithm, Collector, Gauge, MetricSink
+from freerun.core import Algorithm, Collector, Gauge, MetricSink, WeightExchange
 from freerun.telemetry.budget import Budget
 from freerun.telemetry.ledger import Ledger
 from freerun.telemetry.time_shares import TimeShares
@@ -19,10 +19,16 @@ def train(
     sinks: Sequence[MetricSink],
     gauges: Sequence[Gauge] = (),
     shares: TimeShares | None = None,
+    exchange: WeightExchange | None = None,
 ) -> None:
-    """Collect what the algorithm demands, account for it, observe it; when nothing is missing: update and publish."""
+    """Collect what the algorithm demands, account for it, observe it; when nothing is missing: update and publish.
+
+    An `exchange` may replace what was learned before workers see it.
+    """
     shares = shares or TimeShares(collector.num_workers)
     shares.begin(ledger, collector.counts())
+    if exchange is not None:
+        exchange(algorithm, ledger.steps, ledger.mean_return)
     collector.publish(algorithm.policy.weights, ledger.version)
     while (progress := budget.progress(ledger)) < 1.0:
         shares.learner_waits(algorithm.demand(), ledger)
@@ -40,6 +46,9 @@ def train(
         shares.learner_works("updating")
         metrics = algorithm.update(ledger.version, progress)
         metrics |= ledger.lag_metrics()  # before the ledger counts the update: the lag is that of the data just used
+        if exchange is not None:
+            shares.learner_works("sharing weights")
+            exchange(algorithm, ledger.steps, ledger.mean_return)
         ledger.finish_update(progress)
         # Publish first and write afterwards: workers go on with the new weights while the learner writes.
         collector.publish(algorithm.policy.weights, ledger.version)

@@ -286,6 +286,27 @@ class WarmStartable(Algorithm, Protocol):
         ...
 
 
+class ProximalAlgorithm(Algorithm, Protocol):
+    """An algorithm that can keep its weights near some others while it learns: its trait `has_proximal_term`."""
+
+    def stay_near(self, strength: float) -> None:
+        """From now on, add `strength` · (w - w_now) to every gradient, where w_now are the weights of this moment.
+        With 0, add nothing."""
+        ...
+
+
+class WeightExchange(Protocol):
+    """Lets a run share what it learns with others, between an update and the publication of its weights.
+
+    So workers act only with the weights that the exchange has left in the algorithm.
+    """
+
+    def __call__(self, algorithm: Algorithm, steps: int, mean_return: float) -> None:
+        """Called before the first weights are published, and after every update. `steps` are those of the run so far,
+        `mean_return` is that of its last episodes."""
+        ...
+
+
 class BackgroundWork(Protocol):
     """A stage of an algorithm that runs in a thread beside the learner."""
 

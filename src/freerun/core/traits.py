@@ -238,6 +238,8 @@ class AlgorithmTraits:
     observations without masks."""
     rates_segments: bool = False
     """It has a method `importance(segment)`, which --queue-priority td-error needs."""
+    has_proximal_term: bool = False
+    """It has a method `stay_near(strength)`, which FedProx needs (docs/federated.md)."""
     has_acceleration: bool = False
     """It has a setting `acceleration`: whether its gradient steps are recorded as CUDA graphs."""
     has_network: bool = False

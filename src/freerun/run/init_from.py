@@ -79,7 +79,7 @@ def start(algorithm: Algorithm, learned: Learned, spaces: EnvSpaces, config: Any
         )
     where = f"--init-from {learned.path}"
     # SAC can start from MBPO and the other way round: what counts is the names of the parts, not of the algorithm.
-    if any(_part(learned.state, path) is None for path in algorithm.learned):
+    if any(state_part(learned.state, path) is None for path in algorithm.learned):
         raise UserError(f"{where} was trained with --algo {learned.algo}, whose networks --algo {algo} cannot use")
     _check_spaces(learned, spaces, algorithm, where)
     _check_network(learned.policy, algorithm.policy.describe(), where)
@@ -88,12 +88,12 @@ def start(algorithm: Algorithm, learned: Learned, spaces: EnvSpaces, config: Any
     state = fresh
     try:
         for path in algorithm.learned:
-            state = _with_part(state, path, _part(learned.state, path))
+            state = with_state_part(state, path, state_part(learned.state, path))
         check_fit(state, fresh)
         if config.init_optimizer:
             state = _with_optimizers(state, learned, algorithm)
         # One NaN in the weights would make every action NaN.
-        _check_finite([_part(state, path) for path in (*algorithm.learned, *algorithm.optimizers())])
+        _check_finite([state_part(state, path) for path in (*algorithm.learned, *algorithm.optimizers())])
         algorithm.load_state_dict(state)
     except UserError as error:
         raise UserError(f"{where} cannot be used: {error}") from None
@@ -177,23 +177,23 @@ def _leaves(state: object) -> list[object]:
 # ---------------------------------------------------------------------------------------------- parts of a state
 
 
-def _part(state: Any, path: str) -> Any:
+def state_part(state: Any, path: str) -> Any:
     """Return what lies at a path such as agent/actor; None if there is nothing."""
     for name in path.split("/"):
         state = state.get(name) if isinstance(state, Mapping) else None
     return state
 
 
-def _with_part(state: Mapping[str, Any], path: str, part: Any) -> dict[str, Any]:
+def with_state_part(state: Mapping[str, Any], path: str, part: Any) -> dict[str, Any]:
     name, _, rest = path.partition("/")
     # A copy of each mapping on the path: the algorithm's own state must not change before all is checked.
-    return {**state, name: _with_part(state[name], rest, part) if rest else part}
+    return {**state, name: with_state_part(state[name], rest, part) if rest else part}
 
 
 def _with_optimizers(state: dict[str, Any], learned: Learned, algorithm: WarmStartable) -> dict[str, Any]:
     """Add the moments of the optimisers. Their settings, such as the learning rate, are those of the new run."""
     for path, optimizer in algorithm.optimizers().items():
-        moments = _part(learned.state, f"{path}/state")
+        moments = state_part(learned.state, f"{path}/state")
         if not isinstance(moments, Mapping):
             raise UserError(f"it has no optimiser at {path}")
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -201,5 +201,5 @@ def _with_optimizers(state: dict[str, Any], learned: Learned, algorithm: WarmSta
             # Adam's fused step trusts these shapes: with another one it would read beyond the end of an array.
             if any(kept[name].shape != parameters[number].shape for name in MOMENTS) or kept["step"].shape != ():
                 raise UserError(f"its optimiser at {path} is of other networks")
-        state = _with_part(state, f"{path}/state", moments)
+        state = with_state_part(state, f"{path}/state", moments)
     return state

@@ -26,15 +26,15 @@ class RunningMoments:
 
     def update(self, rows: Tensor, learner_group: LearnerGroup | None = None) -> None:
         """Add these rows, and those that the other learners add in the same call."""
-        mean, variance = self.mean, self.variance  # placeholders for a batch without rows, which `_merge` skips
+        mean, variance = self.mean, self.variance  # placeholders for a batch without rows, which `merge` skips
         if len(rows):
             # In float64: squares of large observations lose their digits in float32.
             variance, mean = (moment.cpu().numpy() for moment in torch.var_mean(rows.double(), dim=0, correction=0))
         # Every learner merges the batches of all in the same order, so that all end with the same bits.
         for moments in (learner_group or SingleLearner()).gather((len(rows), mean, variance)):
-            self._merge(*moments)
+            self.merge(*moments)
 
-    def _merge(self, count: int, mean: NDArray[np.float64], variance: NDArray[np.float64]) -> None:
+    def merge(self, count: float, mean: NDArray[np.float64], variance: NDArray[np.float64]) -> None:
         """Merge the moments of a batch b into those of all rows a (Chan et al. 1979: the parallel variance formula)."""
         if count == 0:
             return

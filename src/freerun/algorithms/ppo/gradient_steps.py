@@ -43,17 +43,43 @@ class GradientSteps(Protocol):
         ...
 
 
+class ProximalTerm:
+    """The proximal term of FedProx (Li et al. 2018), mu / 2 · |w - w_0|²: it keeps weights near some others."""
+
+    def __init__(self, weights: nn.Parameter):
+        self._weights = weights.detach()
+        self._anchor = self._weights.clone()
+        self._strength = 0.0
+
+    def set(self, strength: float) -> None:
+        """Stay near the weights of now, by this strength; 0 sets the weights free."""
+        self._anchor.copy_(self._weights)
+        self._strength = strength
+
+    def add_gradient(self, gradient: Tensor) -> None:
+        """Add the gradient of the term, mu · (w - w_0)."""
+        if self._strength:  # without it, not even a zero of the other sign may be added
+            gradient.add_(self._weights - self._anchor, alpha=self._strength)
+
+
 class AutogradSteps:
     """Torch computes the gradients: the reference, for any network and any device."""
 
     def __init__(
-        self, net: ActorCritic, weights: nn.Parameter, optimizer: torch.optim.Adam, group: LearnerGroup, num_bad: Tensor
+        self,
+        net: ActorCritic,
+        weights: nn.Parameter,
+        optimizer: torch.optim.Adam,
+        group: LearnerGroup,
+        num_bad: Tensor,
+        proximal: ProximalTerm,
     ):
         self._net = net
         self._weights = weights
         self._optimizer = optimizer
         self._group = group
         self._num_bad_gradients = num_bad
+        self._proximal = proximal
 
     def begin(self, config: PPOConfig, batch: TrainingBatch) -> None:
         self._config, self._batch = config, batch
@@ -77,6 +103,7 @@ class AutogradSteps:
         gradient.zero_()
         losses.total.backward()  # type: ignore[no-untyped-call]
         average_over_learners_(self._group, gradient, share)
+        self._proximal.add_gradient(gradient)
         # Clip by norm: g <- g * min(1, max_grad_norm / (|g| + 1e-6))
         gradient *= (config.max_grad_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
         step_if_finite(self._optimizer, gradient, self._num_bad_gradients, is_skipped)
@@ -94,12 +121,19 @@ class FastSteps:
     """
 
     def __init__(
-        self, net: ActorCritic, weights: nn.Parameter, optimizer: torch.optim.Adam, group: LearnerGroup, num_bad: Tensor
+        self,
+        net: ActorCritic,
+        weights: nn.Parameter,
+        optimizer: torch.optim.Adam,
+        group: LearnerGroup,
+        num_bad: Tensor,
+        proximal: ProximalTerm,
     ):
         self._weights = weights
         self._adam = FlatAdam(weights, optimizer)
         self._group = group
         self._num_bad_gradients = num_bad
+        self._proximal = proximal
         self._actor, self._critic = (NumpyMLP(layers_of(part), net.spec.activation) for part in (net.actor, net.critic))
         self._spec, self._seen_by_critic = net.spec, net.seen_by_critic
         self._head: GradientHead
@@ -172,6 +206,7 @@ class FastSteps:
         gradient = self._weights.grad
         assert gradient is not None
         average_over_learners_(self._group, gradient, share)
+        self._proximal.add_gradient(gradient)
         if not self._adam.step(self._config.max_grad_norm):
             self._num_bad_gradients += 1
         self._loss_sum += share * np.array(self._losses)

@@ -6,10 +6,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from freerun.algorithms.learners.fast_learner import uses_fast_learner
 from freerun.algorithms.learners.shared_update import (
@@ -19,16 +17,9 @@ from freerun.algorithms.learners.shared_update import (
     first_episode,
     mean_or_zero,
 )
-from freerun.algorithms.policies.cnn_actor import CNNActor
-from freerun.algorithms.policies.image_layers import CONV_PLANS, IMAGE_NETWORKS, has_other_numbers
-from freerun.algorithms.policies.image_networks import image_networks
-from freerun.algorithms.policies.memory_actor import MemoryActor
-from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
-from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
-from freerun.algorithms.policies.recurrent_networks import make_actor_critic
-from freerun.algorithms.policies.running_moments import RunningMoments, needs_normalizing
-from freerun.algorithms.policies.torch_actor import TorchActor, build
-from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
+from freerun.algorithms.policies.networks import flatten_parameters
+from freerun.algorithms.policies.running_moments import RunningMoments
+from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps, ProximalTerm
 from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs, acceleration_of
 from freerun.algorithms.ppo.minibatches import Minibatches
 from freerun.algorithms.ppo.objective import (
@@ -45,6 +36,7 @@ from freerun.algorithms.ppo.ppo_config import (
     with_network,
     with_sizes,
 )
+from freerun.algorithms.ppo.ppo_networks import make_networks
 from freerun.algorithms.ppo.reward_scale import RewardScale, scaled_reward
 from freerun.algorithms.ppo.sequences import SequenceSteps
 from freerun.algorithms.ppo.training_batch import (
@@ -62,11 +54,9 @@ from freerun.core import (
     EnvSpec,
     LearnerGroup,
     Metrics,
-    Policy,
     SingleLearner,
     TensorSegment,
     UserError,
-    callable_name,
 )
 from freerun.cuda_graphs import GraphedFunction
 
@@ -95,6 +85,7 @@ class PPO:
         has_network=True,
         has_critic_group=True,
         has_action_mask=True,
+        has_proximal_term=True,
         code_settings=("network",),
         minibatch_setting="minibatch_size",
         update_ratio_setting="num_epochs",
@@ -115,7 +106,8 @@ class PPO:
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
         is_fast = uses_fast_learner(config.learner, device, config.network, config.has_memory)
-        self.net, self.policy = self._make_networks(env, seed, deterministic)
+        made = make_networks(env, config, seed, deterministic, self._device)
+        self.net, self.policy, self._is_normalized, self._measured = made
         self._has_mlp = config.network is None
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = flatten_parameters(self.net)
@@ -130,10 +122,11 @@ class PPO:
         # (`step_if_finite`).
         self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=is_captured)
         self._num_bad_gradients = torch.zeros(1, device=self._device)
+        self._proximal = ProximalTerm(self._weights)
         parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients)
-        self._memory_steps = SequenceSteps(*parts) if config.has_memory else None
-        autograd = self._memory_steps or AutogradSteps(*parts)
-        self._gradient_steps: GradientSteps = FastSteps(*parts) if is_fast else autograd
+        self._memory_steps = SequenceSteps(*parts, self._proximal) if config.has_memory else None
+        autograd = self._memory_steps or AutogradSteps(*parts, self._proximal)
+        self._gradient_steps: GradientSteps = FastSteps(*parts, self._proximal) if is_fast else autograd
 
         def descend(losses: PPOLosses, kl: Tensor, tells_of_step: Tensor, is_skipped: Tensor | None) -> None:
             self._adapt_learning_rate(kl, tells_of_step)
@@ -150,50 +143,13 @@ class PPO:
         self._sizes: list[SegmentSize] = []  # of the segments of all learners
         self._empty_segment = empty_segment(env)
 
-    def _make_networks(self, env: EnvSpec, seed: int, deterministic: bool) -> tuple[ActorCritic, Policy]:
-        """The networks that learn, and the policy that travels to the workers."""
-        config, network = self.config, self.config.network
-        images = env.images if network in IMAGE_NETWORKS else ()
-        hidden_sizes = config.hidden_sizes if network is None or has_other_numbers(images, env) else ()
-        groups = (env.observation_space,) if env.obs_groups is None else env.obs_groups.present
-        self._is_normalized = torch.from_numpy(np.concatenate([needs_normalizing(group) for group in groups]))
-        for image in images:
-            self._is_normalized[image.start : image.stop] = False
-        self._measured = self._is_normalized if images else slice(None)
-        normalize_obs = bool(config.normalize_obs and self._is_normalized.any())
-        spec = ActorSpec.of(env, hidden_sizes, config.activation, normalize_obs)
-        scalar_actions = isinstance(env.action_space, spaces.Discrete)
-        # The seed of the networks must not reseed others that draw from torch's global generator.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            own_networks: tuple[nn.Module, nn.Module] | None = None
-            if images:
-                own_networks = image_networks(network, env, spec, config.hidden_sizes)
-            elif network is not None:
-                actor = build(network, env.policy_space, spec.output_size)
-                own_networks = actor, build(network, env.critic_space, 1)
-            net = make_actor_critic(spec, own_networks, config.memory, config.memory_size)
-            for image in images:
-                # Where other numbers are normalised, the normaliser divides the pixels too (`ImageTrunk`).
-                net.obs_scale[image.start : image.stop] = 1 / image.highest
-            if spec.gaussian_size:
-                net.log_std.data.fill_(config.initial_log_std)
-        policy: Policy
-        if config.has_memory:
-            policy = MemoryActor(spec, config.memory, config.memory_size, scalar_actions, deterministic)
-        elif network is None:
-            policy = MLPActor(spec, scalar_actions, batch_invariant=deterministic)
-        elif network in CONV_PLANS:
-            policy = CNNActor(spec, images, network, scalar_actions)
-        else:
-            name = callable_name(network)
-            policy = TorchActor(spec, net.actor, name, scalar_actions, batch_invariant=deterministic)
-        net.to(self._device)
-        net.export(policy)
-        return net, policy
-
     def reconfigure(self, config: PPOConfig) -> None:
         self.config = config
+
+    def stay_near(self, strength: float) -> None:
+        """Pull the weights back to those of now at every gradient step, as FedProx does."""
+        self._proximal.set(strength)
+        self._graphed_epochs.forget()  # a captured step would keep the old strength
 
     # ------------------------------------------------------------------------------------------ collecting
 
@@ -238,7 +194,8 @@ class PPO:
         metrics = self._metrics(measured, batch, joined.total, target_of_all, value_of_all)
         if self.net.spec.normalize_obs:
             # Only now: acting and learning of one version must see the same statistics, or the ratio would not be 1.
-            self._update_obs_moments(obs)
+            self._obs_moments.update(obs[:, self._measured], self._learner_group)
+            self._apply_obs_moments()
         self.net.export(self.policy)
         return metrics
 
@@ -354,10 +311,9 @@ class PPO:
             "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
         }
 
-    def _update_obs_moments(self, obs: Tensor) -> None:
-        # Without pixels: moments are computed in float64, and a batch of images would take eight times its memory.
+    def _apply_obs_moments(self) -> None:
+        """Have the networks normalise by the moments of now. Those of pixels are not measured, but known."""
         measured = self._measured
-        self._obs_moments.update(obs[:, measured], self._learner_group)
         mean, scale = (torch.from_numpy(moment) for moment in (self._obs_moments.mean, self._obs_moments.scale))
         is_normalized, net = self._is_normalized[measured], self.net
         net.obs_mean[measured] = torch.where(is_normalized, mean, 0.0).to(net.obs_mean)
@@ -407,6 +363,9 @@ class PPO:
         self._obs_moments.load_state_dict(state["obs_moments"])
         self.reward_scale.load_state_dict(state["reward_scale"])
         self._shuffle.set_state(state["shuffle"].cpu())
+        if self.net.spec.normalize_obs and self._obs_moments.count:
+            # The moments may have been merged with others, which the statistics in `net` know nothing of.
+            self._apply_obs_moments()
         self.net.export(self.policy)
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:

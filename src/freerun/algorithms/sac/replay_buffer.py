@@ -198,7 +198,9 @@ class ReplayBuffer:
         if ring.capacity != self.capacity:
             raise ValueError(f"a replay buffer of {ring.capacity} rows is none of {self.capacity}")
         self.total, self.size = ring.total, ring.total - ring.first
-        for first, columns in ring.pieces():
+        # A buffer's own rows are in their place already, and torch refuses to copy them there.
+        is_own = isinstance(ring, RingBuffer) and ring.columns["rows"] is self.rows
+        for first, columns in () if is_own else ring.pieces():
             index = torch.arange(first, first + len(columns["versions"]), device=self.rows.device) % self.capacity
             self.rows[index] = torch.as_tensor(columns["rows"], device=self.rows.device)
             self.versions[index] = torch.as_tensor(columns["versions"], device=self.rows.device)

@@ -1,5 +1,5 @@
-"""The command line: `freerun train | sweep | search-workflows | probe | eval | export | replay | bench | watch | plot |
-list | check-env`."""
+"""The command line: `freerun train | sweep | search-workflows | federate | probe | eval | export | replay | bench |
+watch | plot | list | check-env`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from freerun.tools.cli.bench_command import bench
 from freerun.tools.cli.check_env_command import check_env
 from freerun.tools.cli.eval_command import evaluate
 from freerun.tools.cli.export_command import export
+from freerun.tools.cli.federate_command import federate
 from freerun.tools.cli.list_command import list_names
 from freerun.tools.cli.plot_command import plot
 from freerun.tools.cli.probe_command import probe
@@ -41,6 +42,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": list_names,
     "check-env": check_env,
     "search-workflows": search_workflows,
+    "federate": federate,
 }
 UNREAD = 128 + signal.SIGPIPE
 """The exit code if the reader of the output is gone, as with `| head`."""

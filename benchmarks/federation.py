@@ -1,0 +1,219 @@
+"""Four sites with different attackers: one defender that they learn together, beside each site's own.
+
+Run it in the environment that `make test-federated` makes: build/federated/bin/python benchmarks/federation.py
+
+`own` trains every site alone. `pooled` is training on all sites' data: one learner gets the episodes of all four, as
+many in each update and in all as the four sites together. `pooled-small` has as many in all, in four times as many
+updates. The others share weights; their minibatches are a quarter of those of `pooled`, which four sites together make
+whole. All are judged on fresh episodes of every site.
+
+Bytes are those that leave or reach the sites: weights and moments of every round, or the observations, actions,
+rewards, log-probabilities and ends of every step, as freerun's workers send them, and the policy that goes back after
+every update. Finished trainings are kept, so an interrupted benchmark continues.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from run_file import RunFile, versions
+
+import freerun
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.core import FloatArray
+from freerun.settings.presets import settings_of
+from freerun.settings.registry import make_config
+from freerun.tools.federation.federation import federate
+from freerun.tools.federation.federation_options import FederationOptions
+from freerun_envs.network_defence import NetworkDefenceVector
+from freerun_envs.single_network import NetworkDefence
+
+SITES: dict[str, dict[str, Any]] = {
+    "b-line": {"red_agent": "B_lineAgent"},
+    "meander": {"red_agent": "RedMeanderAgent"},
+    "b-line-50": {"red_agent": "B_lineAgent", "episode_steps": 50},
+    "meander-50": {"red_agent": "RedMeanderAgent", "episode_steps": 50},
+}
+STRATEGIES = ("fedavg", "fedprox", "fedadam", "fedmedian")
+HIDDEN_SIZES = (64, 64)
+EPISODES_PER_UPDATE = 40
+MINIBATCH_SIZE = 500
+SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
+"""What PPO needs of a step from whoever collected it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    episodes: int = 2000
+    """Episodes of each site."""
+    updates_per_round: int = 3
+    """Updates between two exchanges."""
+    seeds: tuple[int, ...] = (0, 1)
+    systems: tuple[str, ...] = ("own", "pooled", "pooled-small", *STRATEGIES)
+    num_workers: int = 1
+    """Workers of each training."""
+    eval_episodes: int = 400
+    """Fresh episodes on each site by which a policy is judged."""
+    output: Path = Path(__file__).parent / "results" / "federation"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A defender, and how it did."""
+
+    system: str
+    seed: int
+    scores: dict[str, float]
+    """The mean return on each site."""
+    num_bytes: int
+    wall_seconds: float
+    versions: dict[str, str]
+
+
+class AllSites(NetworkDefence):
+    """The environments of all sites in one: the seed of an episode decides whose it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._envs = [NetworkDefence(**arguments) for arguments in SITES.values()]
+        self._env = self._envs[0]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[FloatArray, dict[str, Any]]:
+        assert seed is not None
+        self._env = self._envs[seed % len(self._envs)]
+        return self._env.reset(seed=seed)
+
+    def step(self, action: np.int64) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        return self._env.step(action)
+
+
+class MeasuredPPO(PPO):
+    """PPO that counts the bytes of the steps that it is given."""
+
+    Config = PPOConfig
+    num_bytes = 0
+
+    def observe(self, segments: Sequence[Any]) -> None:
+        MeasuredPPO.num_bytes += sum(getattr(segment, name).nbytes for segment in segments for name in SENT)
+        super().observe(segments)
+
+
+def settings(options: Options, seed: int, episodes: int) -> dict[str, Any]:
+    sizes = {"hidden_sizes": HIDDEN_SIZES, "episodes_per_update": EPISODES_PER_UPDATE, "minibatch_size": MINIBATCH_SIZE}
+    own = {"total_episodes": episodes, "seed": seed, "num_workers": options.num_workers, "quiet": True}
+    return {**settings_of(["defender"]), **sizes, **own}
+
+
+def judge(run_dir: Path, num_episodes: int) -> dict[str, float]:
+    """The mean return of a policy on each site, on episodes that nobody was trained on."""
+    policy = freerun.load_policy(run_dir)
+    scores = {}
+    for name, site in SITES.items():
+        networks = NetworkDefenceVector(num_episodes, site["red_agent"], site.get("episode_steps", 100))
+        obs = networks.reset([2**62 + number for number in range(num_episodes)])
+        total = np.zeros(num_episodes)
+        for _ in range(site.get("episode_steps", 100)):
+            obs, _, reward, _, _ = networks.step(policy.predict(obs))
+            total += reward
+        scores[name] = float(total.mean())
+    return scores
+
+
+def train(system: str, seed: int, options: Options, folder: Path) -> list[Trained]:
+    began = time.perf_counter()
+    if system == "own":
+        found = []
+        for number, (name, site) in enumerate(SITES.items()):
+            config = {**settings(options, seed * len(SITES) + number, options.episodes), **site}
+            run_dir = freerun.train(**config, run_dir=folder / name).run_dir
+            found.append((f"own: {name}", run_dir, 0))
+    elif system.startswith("pooled"):
+        config = settings(options, seed, len(SITES) * options.episodes)
+        if system == "pooled":
+            config["episodes_per_update"] *= len(SITES)
+        MeasuredPPO.num_bytes = 0
+        # And the policy goes back to the four sites after every update.
+        trained = freerun.train(**{**config, "env": AllSites, "algo": MeasuredPPO}, run_dir=folder / "run")
+        weights = len(SITES) * trained.summary["updates"] * trained.policy.weights.nbytes
+        found = [(system, trained.run_dir, MeasuredPPO.num_bytes + weights)]
+    else:
+        num_updates = options.episodes // EPISODES_PER_UPDATE
+        federation = FederationOptions(
+            rounds=num_updates // options.updates_per_round,
+            updates_per_round=options.updates_per_round,
+            strategy=system,  # type: ignore[arg-type]
+        )
+        # A site's minibatch is its share of one of `pooled`, so that both take as many gradient steps per update.
+        shares = {"minibatch_size": MINIBATCH_SIZE // len(SITES)}
+        sites = {
+            name: make_config({**settings(options, seed * len(SITES) + number, options.episodes), **shares, **site})
+            for number, (name, site) in enumerate(SITES.items())
+        }
+        result = federate(sites, federation, folder / "federation")
+        num_bytes = sum(figures["bytes_up"] + figures["bytes_down"] for figures in result.rounds)
+        found = [(system, next(iter(result.run_dirs.values())), num_bytes)]
+    seconds = time.perf_counter() - began
+    return [
+        Trained(name, seed, judge(run_dir, options.eval_episodes), num_bytes, seconds, versions())
+        for name, run_dir, num_bytes in found
+    ]
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    file = RunFile(options.output / "federation.json", Trained)
+    for seed in options.seeds:
+        for system in options.systems:
+            if any(run.seed == seed and run.system.partition(":")[0] == system for run in file.records):
+                continue
+            folder = Path(tempfile.mkdtemp(prefix="federation-"))
+            file.records += train(system, seed, options, folder)
+            file.save()
+            shutil.rmtree(folder)
+            last = file.records[-1]
+            print(f"{last.system}, seed {seed}: {last.scores}, {last.num_bytes:,} bytes", flush=True)
+    write(file.records, options)
+
+
+def write(runs: Sequence[Trained], options: Options) -> None:
+    systems = list(dict.fromkeys(run.system for run in runs))
+    pooled = [run.num_bytes for run in runs if run.system == "pooled"]
+    lines = [
+        "# One defender of four networks, by federated learning",
+        "",
+        f"Mean returns on {options.eval_episodes} fresh episodes of each site, means over the seeds "
+        f"{', '.join(str(seed) for seed in sorted({run.seed for run in runs}))}; {options.episodes:,} episodes of "
+        f"training per site, an exchange every {options.updates_per_round} updates. `benchmarks/federation.py` says "
+        "what the rows are, and wrote this.",
+        "",
+        "| defender | " + " | ".join(f"{name}" for name in SITES) + " | mean | lowest–highest | MB | of `pooled` |",
+        "| --- |" + " ---: |" * (len(SITES) + 4),
+    ]
+    for system in systems:
+        found = [run for run in runs if run.system == system]
+        scores = {name: statistics.fmean(run.scores[name] for run in found) for name in SITES}
+        means = [statistics.fmean(run.scores.values()) for run in found]
+        num_bytes = statistics.fmean(run.num_bytes for run in found)
+        share = f"{100 * num_bytes / statistics.fmean(pooled):.1f} %" if pooled and num_bytes else "–"
+        cells = [f"{score:.2f}" for score in scores.values()]
+        spread = f"{min(means):.2f}–{max(means):.2f}"
+        lines.append(
+            f"| {system} | {' | '.join(cells)} | {statistics.fmean(means):.2f} | {spread} | "
+            f"{num_bytes / 1e6:.2f} | {share} |"
+        )
+    (options.output / "federation.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What sites share as Flower's records, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from freerun.core import FloatArray, UserError
+from freerun.tools.federation.shared_state import SharedState, unpack_moments
+
+ARRAYS, CONFIG, METRICS, SITE = "arrays", "config", "metrics", "site"
+"""The records of a message: weights; the server's wishes; figures of a site; its name and its moments."""
+MOMENTS, UPDATES, NAME = "moments", "updates", "name"
+STEPS, RETURN = "num-steps", "mean-return"
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AssertionError, EOFError, OSError)
+"""What numpy and Flower raise for a record that is not what it should be."""
+
+
+def to_arrays(weights: dict[str, FloatArray], order: Iterable[str] | None = None) -> ArrayRecord:
+    """Flower's mods want the names in the order in which the server has sent them."""
+    return ArrayRecord({name: Array(weights[name]) for name in order or weights})
+
+
+def to_weights(arrays: Any) -> dict[str, FloatArray]:
+    try:
+        return {name: np.asarray(array.numpy()) for name, array in arrays.items()}
+    except UNREADABLE as error:
+        raise UserError(f"its weights cannot be read: {error}") from None
+
+
+def read_shared(content: RecordDict, moments_in: str) -> SharedState:
+    """Read weights and moments from a message; the moments are in the record of this name."""
+    try:
+        arrays, packed = content[ARRAYS], content[moments_in][MOMENTS]
+    except UNREADABLE as error:
+        raise UserError(f"its message lacks {error}") from None
+    if not isinstance(packed, bytes):
+        raise UserError("its moments cannot be read")
+    return SharedState(to_weights(arrays), unpack_moments(packed))
+
+
+def num_bytes(content: RecordDict) -> int:
+    """The bytes of weights and moments in a message."""
+    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    packed = [record.get(MOMENTS, b"") for record in content.config_records.values()]
+    return arrays + sum(len(value) for value in packed if isinstance(value, bytes))
