@@ -87,6 +87,7 @@ def test_too_many_episodes_and_simulators_that_cannot_begin_anew_are_refused(
 ) -> None:
     with pytest.raises(UserError, match="--eval-episodes 7 is more than the 6 environments"):
         freerun.train(ENV, **settings_for("sync"), eval_every=30, eval_episodes=7, run_dir=run_dir)
+    assert not run_dir.exists()
     monkeypatch.setattr(Counting, "reset_begins_episodes", False, raising=False)
     with pytest.raises(UserError, match="this one cannot be told to"):
         freerun.train(ENV, **settings_for("sync"), eval_every=30, run_dir=run_dir.with_name("other"))

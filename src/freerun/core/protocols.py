@@ -231,10 +231,6 @@ class SimulatorCollector(Collector, Protocol):
         """The simulators' own metrics, for the record of an update."""
         ...
 
-    def check_evaluation(self, num_episodes: int) -> None:
-        """Raise if `evaluate` cannot play so many episodes."""
-        ...
-
     def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
         """Play new episodes on the simulator that trains, and return their returns. Training then begins new ones."""
         ...

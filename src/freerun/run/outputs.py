@@ -251,7 +251,6 @@ def _make_evaluation(parts: RunParts, collector: Collector, every_steps: int) ->
     """--eval-every: on an environment of its own, or on the simulator that trains, if a process can have only one."""
     config, policy, first_step = parts.config, parts.algorithm.policy, parts.ledger.steps
     if is_only_tensors(config.env) and isinstance(collector, SimulatorCollector):
-        collector.check_evaluation(config.eval_episodes)
         play = functools.partial(collector.evaluate, num_episodes=config.eval_episodes)
         return PeriodicEvaluation(play, policy, every_steps, first_step)
     episodes = HeldOutEpisodes(make_factory(config).make(1), config.seed, config.eval_episodes)

@@ -8,9 +8,10 @@ from typing import Any, cast
 import gymnasium
 
 from freerun.adapters.gymnasium_envs import EnvName, GymnasiumFactory
-from freerun.adapters.tensor_envs import TensorEnvs
+from freerun.adapters.tensor_envs import TensorEnvs, is_only_tensors
 from freerun.collecting.env_args_channel import EnvArgsChannel, with_env_args
 from freerun.collecting.scheduling.joint_collector import JointCollector, share_of_start
+from freerun.collecting.tensors.simulator_evaluation import check_evaluation
 from freerun.core import (
     Algorithm,
     BatchablePolicy,
@@ -110,6 +111,8 @@ class Pool:
         mode = find_mode(config.mode)
         collector: Any
         if isinstance(self.factory, TensorEnvs):
+            if config.eval_every is not None and is_only_tensors(config.env):
+                check_evaluation(self.factory.envs[0], config.eval_episodes)  # now, before the run has a folder
             collector = mode.load_for_tensors()(self.factory.envs, algorithm.policy, settings, config.collector)
         else:
             options = [] if mode.traits.options is ModeOptions else [config.collector]

@@ -22,7 +22,7 @@ from freerun.collecting.scheduling.segment_rounds import refuse_episodes
 from freerun.collecting.scheduling.units import SKIP_EPISODES
 from freerun.collecting.tensors.checked_rollout import CheckedRollout, count_rejected
 from freerun.collecting.tensors.segment_history import SegmentHistory
-from freerun.collecting.tensors.simulator_evaluation import EvaluationRequest, check_evaluation
+from freerun.collecting.tensors.simulator_evaluation import EvaluationRequest
 from freerun.collecting.tensors.simulator_watch import SimulatorWatch
 from freerun.collecting.tensors.tensor_drops import TensorDrops
 from freerun.collecting.tensors.tensor_rollout import keep_for_current_stream, make_rollouts
@@ -125,10 +125,6 @@ class TensorCollector:
                 steps_dropped_by_length=dict(dropped.by_length),
                 drop_bias=dropped.bias,
             )
-
-    def check_evaluation(self, num_episodes: int) -> None:
-        """Raise if `evaluate` cannot play so many episodes."""
-        check_evaluation(self._rollouts[0].env, num_episodes)
 
     def evaluate(self, policy: Policy, num_episodes: int) -> list[float]:
         """Play new episodes on the first simulator, and return their returns. Training then begins new ones, too."""
