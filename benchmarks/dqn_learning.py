@@ -31,7 +31,9 @@ FIRST_TRIAL_SEED = 10_000_000
 
 
 class Task(NamedTuple):
-    """What is learned, and the settings of both systems: as tuned for Stable-Baselines3 in its zoo (dqn.yml)."""
+    """What is learned, and the settings of both systems: as tuned for Stable-Baselines3 in its zoo (dqn.yml).
+
+    Only learning starts no sooner than with a batch of steps."""
 
     total_steps: int
     score: float
