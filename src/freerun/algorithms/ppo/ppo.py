@@ -6,10 +6,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from freerun.algorithms.learners.fast_learner import uses_fast_learner
 from freerun.algorithms.learners.shared_update import (
@@ -19,13 +17,8 @@ from freerun.algorithms.learners.shared_update import (
     first_episode,
     mean_or_zero,
 )
-from freerun.algorithms.policies.cnn_actor import CNNActor
-from freerun.algorithms.policies.image_layers import CONV_PLANS, IMAGE_NETWORKS, has_other_numbers
-from freerun.algorithms.policies.image_networks import image_networks
-from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
-from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
-from freerun.algorithms.policies.running_moments import RunningMoments, needs_normalizing
-from freerun.algorithms.policies.torch_actor import TorchActor, build
+from freerun.algorithms.policies.networks import flatten_parameters
+from freerun.algorithms.policies.running_moments import RunningMoments
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps
 from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs, acceleration_of
 from freerun.algorithms.ppo.minibatches import Minibatches
@@ -43,6 +36,7 @@ from freerun.algorithms.ppo.ppo_config import (
     with_network,
     with_sizes,
 )
+from freerun.algorithms.ppo.ppo_networks import make_networks
 from freerun.algorithms.ppo.reward_scale import RewardScale, scaled_reward
 from freerun.algorithms.ppo.training_batch import (
     TensorGrid,
@@ -59,11 +53,9 @@ from freerun.core import (
     EnvSpec,
     LearnerGroup,
     Metrics,
-    Policy,
     SingleLearner,
     TensorSegment,
     UserError,
-    callable_name,
 )
 from freerun.cuda_graphs import GraphedFunction
 
@@ -112,7 +104,8 @@ class PPO:
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
         is_fast = uses_fast_learner(config.learner, device, config.network)
-        self.net, self.policy = self._make_networks(env, seed, deterministic)
+        made = make_networks(config, env, seed, self._device, deterministic)
+        self.net, self.policy, self._is_normalized, self._measured = made
         self._has_mlp = config.network is None
         self._shuffle = torch.Generator(self._device).manual_seed(seed)
         self._weights = flatten_parameters(self.net)
@@ -145,46 +138,6 @@ class PPO:
         self._segments: list[AnySegment] = []
         self._sizes: list[SegmentSize] = []  # of the segments of all learners
         self._empty_segment = empty_segment(env)
-
-    def _make_networks(self, env: EnvSpec, seed: int, deterministic: bool) -> tuple[ActorCritic, Policy]:
-        """The networks that learn, and the policy that travels to the workers."""
-        config, network = self.config, self.config.network
-        images = env.images if network in IMAGE_NETWORKS else ()
-        hidden_sizes = config.hidden_sizes if network is None or has_other_numbers(images, env) else ()
-        groups = (env.observation_space,) if env.obs_groups is None else env.obs_groups.present
-        self._is_normalized = torch.from_numpy(np.concatenate([needs_normalizing(group) for group in groups]))
-        for image in images:
-            self._is_normalized[image.start : image.stop] = False
-        self._measured = self._is_normalized if images else slice(None)
-        normalize_obs = bool(config.normalize_obs and self._is_normalized.any())
-        spec = ActorSpec.of(env, hidden_sizes, config.activation, normalize_obs)
-        scalar_actions = isinstance(env.action_space, spaces.Discrete)
-        # The seed of the networks must not reseed others that draw from torch's global generator.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            own_networks: tuple[nn.Module, nn.Module] | None = None
-            if images:
-                own_networks = image_networks(network, env, spec, config.hidden_sizes)
-            elif network is not None:
-                actor = build(network, env.policy_space, spec.output_size)
-                own_networks = actor, build(network, env.critic_space, 1)
-            net = ActorCritic(spec, own_networks)
-            for image in images:
-                # Where other numbers are normalised, the normaliser divides the pixels too (`ImageTrunk`).
-                net.obs_scale[image.start : image.stop] = 1 / image.highest
-            if spec.gaussian_size:
-                net.log_std.data.fill_(config.initial_log_std)
-        policy: Policy
-        if network is None:
-            policy = MLPActor(spec, scalar_actions, batch_invariant=deterministic)
-        elif network in CONV_PLANS:
-            policy = CNNActor(spec, images, network, scalar_actions)
-        else:
-            name = callable_name(network)
-            policy = TorchActor(spec, net.actor, name, scalar_actions, batch_invariant=deterministic)
-        net.to(self._device)
-        net.export(policy)
-        return net, policy
 
     def reconfigure(self, config: PPOConfig) -> None:
         self.config = config
