@@ -23,7 +23,7 @@ SYNONYMS = {
     "normalize_advantage": ("norm_adv", "normalize_advantages"),
     "hidden_sizes": ("net_arch", "hiddens", "hidden_layers", "hidden_dims"),
     "initial_log_std": ("log_std_init",),
-    "buffer_size": ("replay_size", "memory_size", "replay_buffer_size"),
+    "buffer_size": ("replay_size", "replay_buffer_size"),
     "learning_starts": ("start_steps", "warmup_steps", "learning_start"),
     "updates_per_step": ("gradient_steps", "utd", "utd_ratio"),
     "target_rate": ("tau", "polyak"),
