@@ -24,6 +24,7 @@ OTHER_PROGRAMS_FLAGS = {
     *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"),  # torchrun
     *("--address", "--head", "--include-dashboard", "--node-ip-address", "--tmux", "--generate"),  # ray
     *("--cpus-per-task", "--nodes"),  # sbatch
+    *("--superlink", "--root-certificates", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"),  # Flower
     *("--n-envs", "--n-workers", "--workflows"),  # the original scripts, which the documentation translates
 }
 
