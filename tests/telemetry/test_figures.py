@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freerun.settings.registry import situation
+from freerun.settings.registry import ALGORITHMS, situation
 from freerun.telemetry.advice import FIGURES, RecentRecords, Situation, advise, mean_record
 
 FINE = {
@@ -49,8 +49,8 @@ def test_what_holds_a_run_up_is_said_with_what_to_try(changes: dict[str, float],
         (Situation(4), "larger minibatches, or 3 workers instead of 4, which would collect as much"),
         (Situation(1, work_flag="--num-epochs", work=10), "--num-epochs 6 instead of 10, or larger minibatches"),
         (
-            Situation(1, work_flag="--updates-per-step", work=1),
-            "--updates-per-step 0.6 instead of 1, or larger minibatches",
+            Situation(1, work_flag="--updates-per-step", work=1, larger_minibatch_is_faster=False),
+            "--updates-per-step 0.6 instead of 1",
         ),
         (
             Situation(1, has_idle_gpu=True),
@@ -84,6 +84,12 @@ def test_the_amount_of_learning_is_known_by_its_flag() -> None:
     assert situation(settings).work == 10.0
     assert situation({**settings, "algo": "sac", "updates_per_step": 0.5}).work_flag == "--updates-per-step"
     assert situation({**settings, "algo": "theirs:Algorithm"}).work_flag is None
+
+
+def test_larger_minibatches_are_advised_only_where_they_spare_time() -> None:
+    """PPO passes over a fixed number of rows. The others take a fixed number of gradient steps."""
+    found = {name: situation({"algo": name}).larger_minibatch_is_faster for name in ALGORITHMS}
+    assert [name for name, is_faster in found.items() if is_faster] == ["ppo"]
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,9 @@ class AlgorithmTraits:
     `config`, and its method `reconfigured()` is called when they have changed."""
     update_ratio_setting: str | None = None
     """The setting that --adapt-min-update-ratio lets --adapt lower between two updates, in the same way."""
+    larger_minibatch_is_faster: bool = False
+    """An update passes over a fixed number of rows, so that it takes less time in larger minibatches. (Where the number
+    of gradient steps is fixed, it takes more.)"""
     learner_note: Callable[[Any, str], str] | None = None
     """From its settings and the device to a few words in the header of a run: who computes the gradients."""
     console_line: Callable[[int, Mapping[str, float]], str] | None = None

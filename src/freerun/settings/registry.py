@@ -222,7 +222,8 @@ def situation(settings: Mapping[str, Any], has_idle_gpu: bool = False) -> Situat
     work = None if work_setting is None else settings.get(work_setting)
     work_flag = f"--{work_setting.replace('_', '-')}" if work_setting and isinstance(work, (int, float)) else None
     count = num_workers if isinstance(num_workers, int) else None
-    return Situation(count, more, has_idle_gpu, work_flag, float(work or 0.0))
+    larger_is_faster = algorithm is None or algorithm.traits.larger_minibatch_is_faster
+    return Situation(count, more, has_idle_gpu, work_flag, float(work or 0.0), larger_is_faster)
 
 
 def _choices(name: str, names: Mapping[str, object] | Sequence[str]) -> str:

@@ -82,6 +82,8 @@ class Situation:
     """The flag that sets how much is learned from each step, such as --num-epochs; None if it is not known."""
     work: float = 0.0
     """The value of that flag. The time of an update grows in proportion to it."""
+    larger_minibatch_is_faster: bool = True
+    """False if larger minibatches would take the learner more time."""
     act_seconds: float = 0.0
     """How long a worker's policy takes for one action; 0 if workers choose none, or if it is not known."""
 
@@ -160,7 +162,8 @@ def _about_slow_learner(metrics: Mapping[str, float], situation: Situation, what
         less = situation.work / too_slow
         less = float(max(1, math.floor(less))) if float(situation.work).is_integer() and situation.work > 1 else less
         remedies.append(f"{situation.work_flag} {less:.2g} instead of {situation.work:g}")
-    remedies.append("larger minibatches")
+    if situation.larger_minibatch_is_faster:
+        remedies.append("larger minibatches")
     if situation.has_idle_gpu:
         remedies.append("--device auto, which measures whether the GPU is faster")
     if situation.num_workers is not None:
@@ -168,8 +171,10 @@ def _about_slow_learner(metrics: Mapping[str, float], situation: Situation, what
         if fewer < situation.num_workers:
             workers = "1 worker" if fewer == 1 else f"{fewer} workers"
             remedies.append(f"{workers} instead of {situation.num_workers}, which would collect as much")
-    tried = remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
     late = f"workers wait {waiting:.0%} for {what}: learning takes {too_slow:.1f} × as long as collecting would"
+    if not remedies:
+        return late
+    tried = remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
     return f"{late}; try {tried}"
 
 

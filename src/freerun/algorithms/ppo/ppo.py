@@ -89,6 +89,7 @@ class PPO:
         code_settings=("network",),
         minibatch_setting="minibatch_size",
         update_ratio_setting="num_epochs",
+        larger_minibatch_is_faster=True,
         learner_note=learner_note,
     )
     learned: ClassVar[tuple[str, ...]] = ("net", "obs_moments", "reward_scale/moments")
