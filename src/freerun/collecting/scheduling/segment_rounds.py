@@ -85,11 +85,15 @@ class UnitRounds(Rounds):
             return None
         # The lowest numbers have started first, so those that are due are among them.
         segments = self._hand_over(sorted(self._finished)[:num_units])
-        if len(self._finished) < self._units_per_round and self._rounds_ahead:
-            # The learner would wait for its next round, so more units start already during its update. They start one
-            # version before the next `open`, so the lag leaves room for one round less.
-            self._raise_limit(self._first + self._units_per_round, self._rounds_ahead - 1)
+        if len(self._finished) < self._units_per_round:  # the learner would have to wait for its next round
+            self._start_early()
         return segments
+
+    def _start_early(self) -> None:
+        """Allow more units already during the update: they need not wait for the next `open`."""
+        # They start one version before it, so the lag leaves room for one round less.
+        if self._rounds_ahead:
+            self._raise_limit(self._first + self._units_per_round, self._rounds_ahead - 1)
 
     def take_arrived(self) -> list[Segment]:
         return self._hand_over(sorted(self._finished))
@@ -136,6 +140,10 @@ class SegmentRounds(UnitRounds):
         segments = super()._hand_over(numbers)
         self._fill_queue()
         return [self.accounting.hand_over(*unit) for unit in zip(numbers, segments, strict=True)]
+
+    def _start_early(self) -> None:
+        if self.queue_size is None:  # otherwise the queue says how many may start
+            super()._start_early()
 
     def _fill_queue(self) -> None:
         """Without a limit to the lag, whatever leaves the queue makes room for more."""
