@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -25,7 +24,8 @@ def gae(
     delta = reward + gamma * next_value * ~terminated - value
     carry = gamma * gae_lambda * ~ended
     # A_t = delta_t + gamma * lambda * (1 - ended_t) * A_{t+1}
-    return discounted_sums(delta, carry)
+    # The last addition is made as in `vtrace`, so that both agree to the last bit.
+    return plus_next(delta, carry, discounted_sums(delta, carry))
 
 
 def vtrace(
@@ -50,23 +50,30 @@ def vtrace(
     correction = discounted_sums(rho * delta, rho * carry)
     # A_t = delta_t + gamma * lambda * (v_{t+1} - V(s_{t+1})); with lambda 1 it is r_t + gamma * v_{t+1} - V(s_t),
     # the advantage of the paper's section 4.2. The policy loss multiplies it by rho_t.
-    advantage = delta.clone()
-    advantage[:-1] += carry[:-1] * correction[1:]
-    return advantage, correction
+    advantage = plus_next(delta, carry, correction)
+    return advantage, rho * advantage
+
+
+def plus_next(term: Tensor, carry: Tensor, later: Tensor) -> Tensor:
+    """term_t + carry_t * later_{t+1}; nothing follows the last step."""
+    result = term.clone()
+    result[:-1] += carry[:-1] * later[1:]
+    return result
 
 
 def discounted_sums(term: Tensor, carry: Tensor) -> Tensor:
-    """x_t = term_t + carry_t * x_{t+1}, backwards in time; nothing follows the last step."""
-    if term.device.type == "cpu":
-        # A step of numpy costs less than one of torch, and an episode may have thousands.
-        sums, factors = term.numpy().copy(), carry.numpy()
-        for step in range(len(sums) - 2, -1, -1):
-            sums[step] += factors[step] * sums[step + 1]
-        return torch.from_numpy(sums)
-    result = term.clone()
-    for step in reversed(range(len(term) - 1)):
-        result[step] += carry[step] * result[step + 1]
-    return result
+    """x_t = term_t + carry_t * x_{t+1}, backwards in time; nothing follows the last step. All [T, B].
+
+    Sums over 1, 2, 4, ... steps are made of two sums of half that length (Hillis and Steele 1986), so it takes log2(T)
+    passes over all steps. A loop over the steps would make T calls, and take milliseconds for a few long episodes.
+    """
+    sums, carry, span = term.clone(), carry.to(term.dtype, copy=True), 1
+    while span < len(sums):
+        # Here x_t sums up the terms of `span` steps from t on, and carry_t is the product of their carries.
+        sums[:-span] += carry[:-span] * sums[span:]
+        carry[:-span] = carry[:-span] * carry[span:]
+        span *= 2
+    return sums
 
 
 def running_return(reward: Tensor, ended: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
@@ -77,18 +84,6 @@ def running_return(reward: Tensor, ended: Tensor, gamma: float) -> tuple[Tensor,
     """
     factor = gamma * ~ended.roll(1, dims=0)
     factor[:1] = gamma
-    if reward.device.type == "cpu":
-        # As in `discounted_sums`. weight_t is the product of all factors so far.
-        sums, factors = reward.numpy().copy(), factor.to(reward.dtype).numpy()
-        for step in range(1, len(sums)):
-            sums[step] += factors[step] * sums[step - 1]
-        return torch.from_numpy(sums), torch.from_numpy(factors.cumprod(axis=0))
-    returns, weights = torch.empty_like(reward), torch.empty_like(reward)
-    # Zeros [B]; a slice and not reward[0], because a learner may have no rows.
-    running = torch.zeros_like(reward[:1].sum(dim=0))
-    weight = torch.ones_like(running)
-    for step in range(len(reward)):
-        # weight_t is gamma^(t + 1) until the first episode has ended, and 0 from then on.
-        running, weight = reward[step] + factor[step] * running, factor[step] * weight
-        returns[step], weights[step] = running, weight
-    return returns, weights
+    # The same sums as above, forwards in time. weight_t is the product of all factors so far.
+    returns = discounted_sums(reward.flip(0), factor.flip(0)).flip(0)
+    return returns, factor.to(reward.dtype).cumprod(dim=0)
