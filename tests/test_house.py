@@ -35,6 +35,15 @@ def test_no_class_and_no_file_has_the_name_of_another() -> None:
     assert [name for name, number in (classes + files).items() if number > 1] == []
 
 
+def test_the_glossary_stays_short_and_has_each_word_once() -> None:
+    """A reader learns forty words before the code. What a single room talks of is explained there."""
+    text = (TESTS.parent / "ARCHITECTURE.md").read_text()
+    table = text.partition("## Words")[2].partition("## ")[0]
+    words = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][2:]
+    assert "segment" in words
+    assert len(words) == len(set(words)) <= 40
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
 def test_nobody_compares_the_names_of_modes_algorithms_or_trackers(path: Path) -> None:
     """What differs between two of a kind is a trait that each declares."""
