@@ -9,7 +9,6 @@ divided by its gradient steps. The contenders take turns within each repetition,
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ import single_file_ppo
 import torch
 import tyro
 from gymnasium import spaces
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, ProximalTerm
@@ -34,6 +33,7 @@ from freerun.algorithms.ppo.training_batch import TrainingBatch
 from freerun.algorithms.sac.sac import SAC
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.core import Acceleration, EnvSpec, Segment, SingleLearner
+from freerun.tools.bench.load_meter import processor
 
 Algorithm = Literal["ppo", "sac"]
 OBS_SIZE, NUM_CHOICES, NUM_EPOCHS = 52, 145, 10
@@ -278,7 +278,9 @@ def markdown(results: dict[str, Any]) -> str:
         if algorithm not in results:
             continue
         found = results[algorithm]
-        machine = f"{found['machine']}, torch {found['torch']}, numpy {found['numpy']}"
+        machine = (
+            f"{found['machine']}, torch {found['torch']}, numpy {found['numpy']} with OpenBLAS for {found['kernels']}"
+        )
         lines += [
             f"## {note}",
             "",
@@ -304,9 +306,11 @@ def main() -> None:
     for algorithm in options.algorithms:
         sizes = options.minibatch_sizes if algorithm == "ppo" else options.batch_sizes
         results[algorithm] = {
-            "machine": platform.processor() or platform.machine(),
+            "machine": processor(),
             "torch": torch.__version__,
             "numpy": np.__version__,
+            # numpy multiplies with the kernels of a processor family, which OPENBLAS_CORETYPE may have forced on it.
+            "kernels": next(one["architecture"] for one in threadpool_info() if one["internal_api"] == "openblas"),
             "repeats": options.repeats,
             "note": options.note,
             "times": {str(size): measure(algorithm, size, options) for size in sizes},
