@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import preloaded_python
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from freerun.collecting.workers import restart_policy
 from freerun.settings import registry
+from freerun.tools.bench import bench_cases
 from freerun.transport import processes, slots
 
 # Tests measure nothing: on a busy machine an example may take as long as it likes.
@@ -80,6 +83,27 @@ def _a_logger_that_no_other_test_has_changed() -> None:
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that fails again and again is started again at once: eight failures would otherwise take 6 seconds.
+
+    tests/collecting/test_restart_policy.py checks how the pauses grow, without waiting for them.
+    """
+    monkeypatch.setattr(restart_policy, "MAX_PAUSE_SECONDS", 0.05)
+
+
+@pytest.fixture
+def preloaded_bench_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of a bench are processes as always, but need not import torch."""
+
+    def start_python(words: Sequence[str], output: IO[str], errors: IO[str]) -> preloaded_python.Process:
+        return preloaded_python.Process(
+            words, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
+        )
+
+    monkeypatch.setattr(bench_cases, "start_python", start_python)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ MBPO = ["Pendulum-v1", "--algo", "endless_updates:EndlessMBPO", "--learning-star
 MBPO += ["--total-steps", "4000", "--updates-per-step", "0.05", "--batch-size", "32", "--model-hidden-sizes", "16"]
 MBPO += ["--rollouts-per-step", "1", "--model-updates-per-step", "0.1"]
 DRONE = ["freerun/RoughDrone-v0", "--algo", "endless_updates:EndlessPPO", "--mode", "batch", "--num-envs", "8"]
+DRONE += ["--num-steps-per-env", "5", "--num-epochs", "1"]
 SMALL = ["--hidden-sizes", "16", "--seed", "3", "-q"]
 
 

@@ -55,6 +55,7 @@ def num_runs(folder: Path) -> dict[str, int]:
     return {f"{case['label']} × {case['num_workers']}": len(case["runs"]) for case in read(folder)["cases"]}
 
 
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_two_modes_are_compared_and_the_bench_goes_on_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "bench"
     words = ["bench", *TOY, *SMALL, "--modes", "sequential,freerun", "--repeats", "1", "--output", str(folder)]
@@ -160,6 +161,7 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "is not a report of freerun bench" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_a_bench_from_elsewhere_runs_no_code_that_is_not_named_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ def test_the_limit_is_the_simulator_alone() -> None:
     assert "--num-envs 16" in command
 
 
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_a_bench_of_drones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "bench"
     few = ["--num-envs", "8", "--seconds", "0.2", "--repeats", "1", "--steps-per-update", "80"]

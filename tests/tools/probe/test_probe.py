@@ -181,7 +181,7 @@ def test_without_an_end_of_episodes_only_modes_that_need_none_are_left() -> None
     assert found.best.mode == "batch"
     assert {forecast.mode for forecast in found.forecasts if forecast.note} == {"sequential", "pipes"}
     with pytest.raises(UserError, match="give --max-episode-steps"):
-        auto_mode.pick(probed("toy_envs:Audit", ["pipes"], env_args=endless).forecasts)
+        auto_mode.pick([forecast for forecast in found.forecasts if forecast.mode == "pipes"])
     assert probed("toy_envs:Audit", ["freerun"], env_args=endless).best.segment_steps, "segments need no end"
     limited = probed("toy_envs:Audit", ["freerun"], env_args=endless, max_episode_steps=50)
     assert limited.best.mode == "freerun"
