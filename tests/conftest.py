@@ -32,7 +32,8 @@ slots.POISON = True
 processes.preload([*registry.WORKER_MODULES, "toy_envs"])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Say which tests one process must run together (`--dist loadgroup`), and let the longest ones start first.
 
     A file stays together, because its tests share fixtures; a slow test stands alone, so that no process is left with
@@ -42,8 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _needs_ray(item):
             item.add_marker(pytest.mark.xdist_group("ray"))
         elif item.get_closest_marker("slow") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=lambda item: (item.get_closest_marker("slow") is None, not _needs_ray(item)))
+    yield
+    for item in items:
+        # xdist 3.8 appends the group to `_nodeid`, but from pytest 9.2 on the name of a test is in `_id`. Without this
+        # every test would be a group of its own: three processes would start a Ray each, and share no fixture.
+        named = getattr(item, "_nodeid", item.nodeid)
+        if named != item.nodeid:
+            item._id = type(item.id).parse(named)  # type: ignore[attr-defined]
 
 
 def _needs_ray(item: pytest.Item) -> bool:

@@ -348,6 +348,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
         MBPOConfig(**settings)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_it_balances_a_pole_within_2500_steps(tmp_path: Path) -> None:
     """The run ends as soon as it does: every 500 steps take some five seconds."""

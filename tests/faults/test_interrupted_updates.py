@@ -48,6 +48,7 @@ def start_and_wait_for_it(words: Sequence[str], run_dir: Path, endless: Path) ->
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("words", "mode", "every"),
@@ -85,6 +86,7 @@ def test_nothing_of_the_update_is_kept_and_a_resumed_run_ends_where_it_would_hav
     np.testing.assert_array_equal(resumed.policy.weights, undisturbed.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "words",

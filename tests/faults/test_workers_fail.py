@@ -186,7 +186,7 @@ def test_workers_killed_from_outside_at_random_moments(mode: str, tmp_path: Path
 
     def kill_now_and_then() -> None:
         rng = np.random.default_rng(0)
-        while not stop.wait(0.9) and len(killed) < 3:
+        while not stop.wait(0.5) and len(killed) < 3:
             at_work = sorted(pid for pid in workers() if _has_lived(pid))
             if at_work:
                 pid = at_work[int(rng.integers(len(at_work)))]

@@ -27,6 +27,8 @@ from freerun.settings.defaults import complete
 from freerun.tools.cli.main import main
 from freerun.transport import learner_place
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parent
 SMALL: dict[str, Any] = {"total_steps": 700, "quiet": True, "seed": 4, "deterministic": True, "hidden_sizes": (8,)}
 # Learners exchange gradients at every gradient step, so a few of them show as much as many.

@@ -98,6 +98,7 @@ def train(name: str, run_dir: Path, total_steps: int, **more: Any) -> freerun.Re
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("name", RESTLESS)
 def test_no_step_is_lost_or_seen_twice_while_everything_moves(name: str, run_dir: Path) -> None:
@@ -153,6 +154,7 @@ def stop_after_a_verdict(update: Update) -> None:
         update.stop("the tuner has judged a change")
 
 
+@pytest.mark.slow
 def test_workers_that_fail_after_a_change_undo_it(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def test_workers_that_fail_after_a_change_undo_it(
     assert "since the change" in undone["reason"]
 
 
+@pytest.mark.slow
 def test_it_tunes_a_run_and_says_what_it_did(run_dir: Path) -> None:
     """Sixteen-fold speed is there for the taking. How much of it a run takes depends on the machine."""
     freerun.train(

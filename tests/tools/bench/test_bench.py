@@ -55,6 +55,7 @@ def num_runs(folder: Path) -> dict[str, int]:
     return {f"{case['label']} × {case['num_workers']}": len(case["runs"]) for case in read(folder)["cases"]}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_two_modes_are_compared_and_the_bench_goes_on_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "bench"
@@ -104,6 +105,7 @@ def _check_page(path: Path, num_pictures: int) -> None:
     assert text.rstrip().endswith("</html>")
 
 
+@pytest.mark.slow
 def test_an_interrupted_bench_keeps_what_was_measured(tmp_path: Path) -> None:
     folder = tmp_path / "bench"
     words = [*TOY, *SMALL, "--modes", "sequential,freerun", "--repeats", "100", "--output", str(folder)]

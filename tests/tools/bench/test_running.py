@@ -63,6 +63,7 @@ def test_a_job_that_is_wrong_says_why() -> None:
     assert outcome.traceback is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_a_job_that_takes_too_long_is_ended_with_its_workers() -> None:
     preloaded_python.run("-c", "")  # so that the process which starts programs is there before the job

@@ -29,6 +29,8 @@ from freerun.tools.probe.forecast import Forecast
 from freerun.tools.probe.measurement import Measurement
 from freerun.tools.probe.probe_report import findings
 
+pytestmark = pytest.mark.slow
+
 LIGHT: dict[str, Any] = {"num_epochs": 1, "minibatch_size": 2048, "hidden_sizes": (16,)}
 """Updates that take no time."""
 LIGHT_FLAGS = ["--num-epochs", "1", "--minibatch-size", "2048", "--hidden-sizes", "16"]
