@@ -38,7 +38,7 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start_and_wait_for_it(words: Sequence[str], run_dir: Path, endless: Path) -> OutsideRun:
-    run = OutsideRun([*words, *SMALL], run_dir)
+    run = OutsideRun([*words, *SMALL], run_dir, ["-m", "brisk_freerun", "train"])
     deadline = time.monotonic() + 90
     while not Path(f"{endless}-begun").exists():
         assert time.monotonic() < deadline, run.text
