@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         # every test would be a group of its own: three processes would start a Ray each, and share no fixture.
         named = getattr(item, "_nodeid", item.nodeid)
         if named != item.nodeid:
-            item._id = type(item.id).parse(named)  # type: ignore[attr-defined]
+            item._id = type(item.id).parse(named)
 
 
 def _needs_ray(item: pytest.Item) -> bool:
