@@ -70,7 +70,7 @@ def test_a_job_that_takes_too_long_is_ended_with_its_workers() -> None:
     before, seen = processes(), set()
     job = Job("toy_envs:Audit", "freerun", 2, 1000.0, 100, env_args={"step_seconds": 0.001})
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(run_job, job, 6.0)
+        running = thread.submit(run_job, job, 10.0)
         while not running.done():
             seen |= processes() - before
             time.sleep(0.05)
