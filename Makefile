@@ -23,8 +23,9 @@ train-mbpo: $(INSTALLED)
 	$(BIN)/freerun eval $(RUN) --episodes 10
 
 # Tests start some 250 Python processes, so bytecode is kept even where the environment says otherwise.
+# Four processes on two cores: a test computes for about half of its time, and waits for other processes otherwise.
 test: $(INSTALLED)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
 
 # The web page in a real Chromium, which must be installed: apt-get install chromium.
 test-browser: $(INSTALLED)

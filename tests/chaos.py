@@ -35,6 +35,8 @@ RECOVERY_SECONDS = 5.0
 RECOVERED_SHARE = 0.95
 WINDOW_SECONDS = 2.0
 BASELINE_SECONDS = 10.0
+SECONDS_PER_FAULT = 2.5
+"""The run has steps for this long, besides those of the baseline."""
 GONE_SECONDS = 5.0
 VICTIM_SECONDS = 10.0
 """As long as it may take until a worker is in a step again."""
@@ -179,7 +181,7 @@ def torment(
     victims.mkdir()
     # About as long as the storms take; it goes on for as long as its steps take. `batch` makes them one after another.
     num_at_once = 1 if mode == "batch" else NUM_WORKERS
-    num_steps = int(num_at_once / STEP_SECONDS * (BASELINE_SECONDS + 2.5 * num_faults))
+    num_steps = int(num_at_once / STEP_SECONDS * (BASELINE_SECONDS + SECONDS_PER_FAULT * num_faults))
     command = ("-m", "audited_ppo", "train")
     with OutsideRun(options(mode, num_steps, victims), run_dir, command) as run:
         run.wait_for_updates(5)

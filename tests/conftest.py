@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import preloaded_python
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from freerun.collecting.workers import restart_policy
 from freerun.settings import registry
+from freerun.tools.bench import bench_cases
 from freerun.transport import processes, slots
 
 # Tests measure nothing: on a busy machine an example may take as long as it likes.
@@ -29,7 +32,8 @@ slots.POISON = True
 processes.preload([*registry.WORKER_MODULES, "toy_envs"])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Say which tests one process must run together (`--dist loadgroup`), and let the longest ones start first.
 
     A file stays together, because its tests share fixtures; a slow test stands alone, so that no process is left with
@@ -39,8 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _needs_ray(item):
             item.add_marker(pytest.mark.xdist_group("ray"))
         elif item.get_closest_marker("slow") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=lambda item: (item.get_closest_marker("slow") is None, not _needs_ray(item)))
+    yield
+    for item in items:
+        # xdist 3.8 appends the group to `_nodeid`, but from pytest 9.2 on the name of a test is in `_id`. Without this
+        # every test would be a group of its own: three processes would start a Ray each, and share no fixture.
+        named = getattr(item, "_nodeid", item.nodeid)
+        if named != item.nodeid:
+            item._id = type(item.id).parse(named)
 
 
 def _needs_ray(item: pytest.Item) -> bool:
@@ -80,6 +91,27 @@ def _a_logger_that_no_other_test_has_changed() -> None:
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that fails again and again is started again at once: eight failures would otherwise take 6 seconds.
+
+    tests/collecting/test_restart_policy.py checks how the pauses grow, without waiting for them.
+    """
+    monkeypatch.setattr(restart_policy, "MAX_PAUSE_SECONDS", 0.05)
+
+
+@pytest.fixture
+def preloaded_bench_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of a bench are processes as always, but need not import torch."""
+
+    def start_python(words: Sequence[str], output: IO[str], errors: IO[str]) -> preloaded_python.Process:
+        return preloaded_python.Process(
+            words, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
+        )
+
+    monkeypatch.setattr(bench_cases, "start_python", start_python)
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ def run(words: list[str], folder: Path, path: Path = SOURCE) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - {NODE}))
 def test_it_runs_as_a_script_and_learns(name: str, tmp_path: Path) -> None:
     if name in NEEDS:
@@ -48,6 +49,7 @@ def test_it_runs_as_a_script_and_learns(name: str, tmp_path: Path) -> None:
     assert mean_return > WITHOUT_LEARNING[name]
 
 
+@pytest.mark.slow
 def test_all_of_them_together_from_the_command_line(tmp_path: Path) -> None:
     command = ["-m", "freerun", "train", "own_network:Catch", "--network", "own_network:cnn"]
     command += ["--mode", "own_mode:InThisProcess", "--num-workers", "4", "--total-steps", "2000", "-q"]

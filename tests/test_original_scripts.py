@@ -40,6 +40,7 @@ def finished(script: str, *words: str) -> subprocess.CompletedProcess[str]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_trains_and_says_so_in_the_familiar_words(script: str, tmp_path: Path) -> None:
     run = finished(script, *FEW, SCRIPTS[script], "2", "--run-dir", str(tmp_path / "run"))
@@ -53,11 +54,12 @@ def test_it_trains_and_says_so_in_the_familiar_words(script: str, tmp_path: Path
     assert '"red_agent": "RedMeanderAgent"' in config
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_without_flags_it_has_the_defaults_of_the_original(run_dir: Path) -> None:
     """A run writes its settings once all of its workers have started; then it is told to end."""
     script = [str(ROOT / "workflow_rl" / "executor_async_train_workflow_rl.py")]
-    with OutsideRun([], run_dir, script, is_preloaded=False) as run:
+    with OutsideRun([], run_dir, script) as run:
         deadline = time.monotonic() + 200
         while not (run_dir / "config.json").exists():
             assert run.process.poll() is None, run.text
@@ -102,6 +104,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(is_installed(), reason="Isaac Lab is installed")
 @pytest.mark.parametrize("script", ISAAC_SCRIPTS)
 def test_mbpo_on_the_drone_with_all_the_flags_of_the_original(script: str, tmp_path: Path) -> None:

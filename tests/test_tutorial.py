@@ -67,6 +67,7 @@ def test_a_promise_is_kept_line_by_line() -> None:
     assert keeps("3 (…)", "3 [4]\n") == "3 (…)"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_the_page_does_what_it_says(page: str, tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
+
+import preloaded_python
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,11 @@ class Server:
 def watching(*paths: Path, **options: Any) -> Iterator[Server]:
     """Run `freerun watch` with these flags while the block runs."""
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "freerun", "watch", *map(str, paths), "--until-input-ends"]
-    process = subprocess.Popen(
-        [*command, *({} if "port" in options else ["--port", "0"]), *flags],
+    command = ["-m", "freerun", "watch", *map(str, paths), "--until-input-ends"]
+    process = preloaded_python.Process(
+        [*command, *([] if "port" in options else ["--port", "0"]), *flags],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     )
     assert process.stdout is not None
     try:

@@ -105,7 +105,7 @@ def test_the_correction_rises_to_all_the_way_over_the_run(progress: float, beta:
 
 def test_low_priorities_are_drawn_as_often_as_they_should_also_in_a_large_buffer() -> None:
     """In float32, 500,000 + 0.001 is 500,000: rows with that priority after half a million others were never drawn."""
-    num_rows, num_draws = 1_000_000, 8_000_000
+    num_rows, num_draws = 1_000_000, 2_000_000
     replay = make(num_rows, "prioritised", priority_exponent=1.0)
     replay.add(*numbered(0, num_rows))
     td_error = torch.ones(num_rows)
@@ -120,7 +120,7 @@ def test_low_priorities_are_drawn_as_often_as_they_should_also_in_a_large_buffer
         for tenth in counts[part].chunk(10):
             expected = num_draws * priority * len(tenth) / total
             assert abs(tenth.sum().item() - expected) < 5 * expected**0.5
-    # A row of the last part is drawn 0.015 times on average, so nearly all of its draws are of different rows.
+    # A row of the last part is drawn 0.004 times on average, so nearly all of its draws are of different rows.
     low = counts[750_000:]
     assert (low > 0).sum() > 0.95 * low.sum()
 

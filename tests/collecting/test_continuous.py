@@ -18,6 +18,7 @@ from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.collecting.modes import continuous
 from freerun.collecting.modes.continuous import Continuous, ContinuousConfig
 from freerun.collecting.modes.thread_trial import speed_up_by_threads, steps_per_second
+from freerun.collecting.scheduling import dropping_queue
 from freerun.core import CollectorSettings, Demand, Segment, UserError
 from freerun.settings import registry
 from freerun.telemetry.ledger import Ledger
@@ -25,6 +26,12 @@ from freerun.telemetry.ledger import Ledger
 Kind = Literal["thread", "process"]
 KINDS: list[Kind] = ["thread", "process"]
 PPO: dict[str, Any] = {"steps_per_update": 128, "num_epochs": 1, "minibatch_size": 128, "quiet": True}
+
+
+@pytest.fixture
+def quick_refreshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that wait until a full queue has dropped hundreds of segments would wait 50 ms for each."""
+    monkeypatch.setattr(dropping_queue, "REFRESH_SECONDS", 0.002)
 
 
 def make_policy(factory: GymnasiumFactory) -> MLPActor:
@@ -57,6 +64,7 @@ def test_steps_are_shared_out_evenly() -> None:
     assert ContinuousConfig(num_collectors=2, num_envs=64, collection_batch_size=1).unit_steps == 32
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 @pytest.mark.parametrize("kind", KINDS)
 def test_collectors_go_on_while_nobody_takes_anything_and_the_oldest_steps_are_dropped(kind: Kind) -> None:
     config = ContinuousConfig(2, 6, max_queue_size=5, collection_batch_size=24, collector_kind=kind)
@@ -84,6 +92,7 @@ def test_new_weights_reach_collectors_before_their_next_batch(kind: Kind) -> Non
                 seen = {int(segment.version.min()) for segment in collector.collect(Demand(steps=8))}
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_learner_that_is_too_slow_gets_true_returns_and_books_that_balance(kind: Kind) -> None:
     config = ContinuousConfig(2, 6, max_queue_size=4, collection_batch_size=24, collector_kind=kind)
@@ -100,6 +109,7 @@ def test_a_learner_that_is_too_slow_gets_true_returns_and_books_that_balance(kin
     assert {total for total, _ in ledger.recent_episodes} <= {5 * 6 / 2, 40 * 41 / 2}
 
 
+@pytest.mark.usefixtures("quick_refreshes")
 def test_what_an_algorithm_finds_important_is_kept() -> None:
     def lowest_mark(segment: Segment) -> float:
         return -float(segment.obs[..., 0].min())

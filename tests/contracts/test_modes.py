@@ -251,7 +251,7 @@ def test_long_episodes_are_trained_as_often_as_they_occur(mode: str, max_lag: in
         mode=mode,
         num_workers=workers_for(mode, 4),
         max_lag=max_lag,
-        total_episodes=400,
+        total_episodes=100,
         episodes_per_update=20,
         num_epochs=1,
         minibatch_size=5000,
@@ -260,9 +260,9 @@ def test_long_episodes_are_trained_as_often_as_they_occur(mode: str, max_lag: in
     )
     by_length = result.summary["ledger"]["episodes_by_length"]
     assert by_length.keys() == {"20", "200"}
-    # The first 400 episodes of this seed, in whatever order they finish: the share is theirs, exactly.
-    assert sum(by_length.values()) == 400
-    assert by_length["200"] == _num_long(400)
+    # The first 100 episodes of this seed, in whatever order they finish: the share is theirs, exactly.
+    assert sum(by_length.values()) == 100
+    assert by_length["200"] == _num_long(100)
     assert result.summary["lag_max"] <= max_lag
 
 
@@ -324,6 +324,7 @@ def test_workers_do_without_torch(mode: str) -> None:
     assert all((segment.obs[..., 1] == 0).all() for segment in segments)
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("mode", registry.MODES)
 @pytest.mark.parametrize(
     ("how", "error", "message"),
@@ -339,6 +340,7 @@ def test_failures_of_the_environment_reach_the_user(mode: str, how: str, error: 
         collector.collect(some(mode, 1))
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("mode", LAGGING)
 def test_environment_that_cannot_be_built_in_a_worker_ends_the_run_with_its_error(mode: str) -> None:
     with (

@@ -166,6 +166,7 @@ def test_adapt_moves_what_it_declares(run_dir: Path) -> None:
     assert result.summary["adapted"]["num_workers"] in (1, 2)
 
 
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_a_bench_measures_it_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", f"{here}:{here.parent}:{here.parents[1] / 'src'}")

@@ -87,6 +87,7 @@ def settings_for(mode: str) -> dict[str, Any]:
     return {**NETWORK, **size, "mode": mode, "num_envs": 8, "quiet": True, "env_args": {"episode_seconds": 0.3}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_learners_have_simulators_of_their_own_and_the_books_of_all_balance(mode: str, run_dir: Path) -> None:
     options = {**settings_for(mode), "num_learners": 2, "checkpoint_every": "100"}
@@ -113,6 +114,7 @@ def test_the_size_of_an_update_counts_the_simulators_of_all() -> None:
     assert config.algorithm.steps_per_update == 3 * 8 * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_learner_that_is_killed_ends_the_run_of_simulators(mode: str, run_dir: Path) -> None:
     """The main thread has the simulator, and the learner that waits for the other has a thread of its own."""

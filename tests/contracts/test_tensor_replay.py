@@ -37,7 +37,7 @@ def settings_for(mode: str, algo: str) -> dict[str, Any]:
 @pytest.mark.parametrize("algo", ALGORITHMS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_of_drones_is_replayed_bit_for_bit(mode: str, algo: str, run_dir: Path) -> None:
-    result = freerun.train(DRONE, **settings_for(mode, algo), total_steps=1200, run_dir=run_dir)
+    result = freerun.train(DRONE, **settings_for(mode, algo), total_steps=600, run_dir=run_dir)
     again = replay(run_dir)
     assert again.is_same
     assert len(again.compared) >= 3

@@ -18,6 +18,7 @@ SEED = 2
 @pytest.mark.slow
 def test_workers_are_killed_and_stopped_and_nothing_is_lost(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "BASELINE_SECONDS", 3.0)
+    monkeypatch.setattr(chaos, "SECONDS_PER_FAULT", 1.2)  # ten of them come in the first storm
     monkeypatch.setattr(chaos, "RECOVERED_SHARE", 0.1)
     monkeypatch.setattr(chaos, "RECOVERY_SECONDS", 60.0)
     report = chaos.torment("freerun", 12, SEED, run_dir, print)

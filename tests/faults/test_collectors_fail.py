@@ -84,6 +84,7 @@ def test_collectors_killed_from_outside(mode: dict[str, Any], run_dir: Path) -> 
     assert result.summary["ledger"]["episodes_by_length"].keys() <= {"20", "200"}
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("mode", [THREADS, PROCESSES, BATCH])
 def test_an_environment_that_always_fails_ends_the_run_with_its_error(mode: dict[str, Any], run_dir: Path) -> None:
     with pytest.raises(

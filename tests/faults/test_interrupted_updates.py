@@ -24,6 +24,7 @@ MBPO = ["Pendulum-v1", "--algo", "endless_updates:EndlessMBPO", "--learning-star
 MBPO += ["--total-steps", "4000", "--updates-per-step", "0.05", "--batch-size", "32", "--model-hidden-sizes", "16"]
 MBPO += ["--rollouts-per-step", "1", "--model-updates-per-step", "0.1"]
 DRONE = ["freerun/RoughDrone-v0", "--algo", "endless_updates:EndlessPPO", "--mode", "batch", "--num-envs", "8"]
+DRONE += ["--num-steps-per-env", "5", "--num-epochs", "1"]
 SMALL = ["--hidden-sizes", "16", "--seed", "3", "-q"]
 
 
@@ -37,7 +38,7 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start_and_wait_for_it(words: Sequence[str], run_dir: Path, endless: Path) -> OutsideRun:
-    run = OutsideRun([*words, *SMALL], run_dir)
+    run = OutsideRun([*words, *SMALL], run_dir, ["-m", "brisk_freerun", "train"])
     deadline = time.monotonic() + 90
     while not Path(f"{endless}-begun").exists():
         assert time.monotonic() < deadline, run.text
@@ -47,6 +48,7 @@ def start_and_wait_for_it(words: Sequence[str], run_dir: Path, endless: Path) ->
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("words", "mode", "every"),
@@ -84,6 +86,7 @@ def test_nothing_of_the_update_is_kept_and_a_resumed_run_ends_where_it_would_hav
     np.testing.assert_array_equal(resumed.policy.weights, undisturbed.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "words",

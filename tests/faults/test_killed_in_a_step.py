@@ -28,7 +28,8 @@ def start(mode: str, run_dir: Path, *words: str) -> OutsideRun:
         "continuous": ["--num-collectors", "2", "--num-envs", "2", "--collector-kind", "process"],
         "batch": ["--num-envs", "2", "--num-steps-per-env", "16"],
     }.get(mode, ["--num-workers", "2", "--episodes-per-update", "4"])
-    return OutsideRun(["sealed_env:Sealed", *env_args, "--mode", mode, *size, "--num-epochs", "1", *words], run_dir)
+    words = ("sealed_env:Sealed", *env_args, "--mode", mode, *size, "--num-epochs", "1", *words)
+    return OutsideRun(words, run_dir, ["-m", "brisk_freerun", "train"])
 
 
 def victims_of(run_dir: Path) -> Path:

@@ -98,6 +98,7 @@ def test_a_learner_that_is_stuck_in_an_environment_says_where(
     assert any("toy_envs.py" in record.getMessage() for record in caplog.records if record.name == "freerun")
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("mode", SUPERVISED)
 def test_workers_that_die_each_time_end_the_run_with_a_word(mode: str, tmp_path: Path) -> None:
     with pytest.raises(EnvFailure, match=r"the run ends, for .* failed \d times[\s\S]*died"):
@@ -109,6 +110,7 @@ def test_workers_that_die_each_time_end_the_run_with_a_word(mode: str, tmp_path:
     assert summary["incidents"]["death"] >= 3
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("mode", ["sequential", *SUPERVISED])
 def test_an_episode_that_fails_each_time_ends_the_run_with_its_own_error(mode: str, tmp_path: Path) -> None:
     """Other workers get theirs done meanwhile; but this one cannot be left out."""
@@ -123,6 +125,7 @@ def test_an_episode_that_fails_each_time_ends_the_run_with_its_own_error(mode: s
         )
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("mode", ["pipes", "continuous"])
 def test_a_used_up_budget_of_failures_ends_the_run_with_a_summary(mode: str, tmp_path: Path) -> None:
     """Each episode of some share fails, but training goes on in between."""
@@ -183,7 +186,7 @@ def test_workers_killed_from_outside_at_random_moments(mode: str, tmp_path: Path
 
     def kill_now_and_then() -> None:
         rng = np.random.default_rng(0)
-        while not stop.wait(0.9) and len(killed) < 3:
+        while not stop.wait(0.5) and len(killed) < 3:
             at_work = sorted(pid for pid in workers() if _has_lived(pid))
             if at_work:
                 pid = at_work[int(rng.integers(len(at_work)))]
@@ -199,7 +202,7 @@ def test_workers_killed_from_outside_at_random_moments(mode: str, tmp_path: Path
             num_workers=4,
             max_lag=1,
             env_args={"step_seconds": 0.002},
-            total_episodes=60,
+            total_episodes=40,
             episodes_per_update=20,
             num_epochs=1,
             quiet=True,
@@ -209,7 +212,7 @@ def test_workers_killed_from_outside_at_random_moments(mode: str, tmp_path: Path
         stop.set()
         killer.join()
     assert killed, "nobody was killed"
-    assert result.summary["ledger"]["trained"] == 60
+    assert result.summary["ledger"]["trained"] == 40
     assert result.summary["worker_restarts"] >= 1
 
 

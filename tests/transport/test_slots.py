@@ -24,7 +24,7 @@ SPECS = {
     "image": EnvSpec(spaces.Box(0, 255, (4, 5, 2), np.uint8), spaces.Box(-1, 1, (2,), np.float32)),
     "multidiscrete": EnvSpec(spaces.Box(-1, 1, (1,), np.float32), spaces.MultiDiscrete([3, 2])),
 }
-NUM_KILLS = 25
+NUM_KILLS = 15
 
 
 def segment(spec: EnvSpec, num_steps: int, num_envs: int, mark: int) -> Segment:

@@ -16,7 +16,7 @@ from freerun.transport import processes
 from freerun.transport.weights_board import WeightsBoard
 
 NUM_WEIGHTS = 100_000
-STRESS_SECONDS = 10.0
+STRESS_SECONDS = 2.0
 
 
 def make_board(num_weights: int) -> tuple[WeightsBoard, list[Array]]:

@@ -55,6 +55,8 @@ def num_runs(folder: Path) -> dict[str, int]:
     return {f"{case['label']} × {case['num_workers']}": len(case["runs"]) for case in read(folder)["cases"]}
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_two_modes_are_compared_and_the_bench_goes_on_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "bench"
     words = ["bench", *TOY, *SMALL, "--modes", "sequential,freerun", "--repeats", "1", "--output", str(folder)]
@@ -103,6 +105,7 @@ def _check_page(path: Path, num_pictures: int) -> None:
     assert text.rstrip().endswith("</html>")
 
 
+@pytest.mark.slow
 def test_an_interrupted_bench_keeps_what_was_measured(tmp_path: Path) -> None:
     folder = tmp_path / "bench"
     words = [*TOY, *SMALL, "--modes", "sequential,freerun", "--repeats", "100", "--output", str(folder)]
@@ -160,6 +163,7 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "is not a report of freerun bench" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_a_bench_from_elsewhere_runs_no_code_that_is_not_named_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,8 @@ def test_the_committed_table_is_what_the_committed_results_say(matrix: Any) -> N
     assert committed == found, "results have changed: python benchmarks/matrix.py writes the table anew"
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_what_is_missing_is_measured_and_the_table_written(
     matrix: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import preloaded_python
 import psutil
 import pytest
 
@@ -50,6 +53,7 @@ def test_what_takes_longest_is_left_out_first() -> None:
     assert unaffordable(costs, 5.0) == set(costs)
 
 
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_a_job_that_is_wrong_says_why() -> None:
     outcome = run_job(Job("NoSuch-v0", "bare", 1, 0.1), 60)
     assert outcome.figures is None
@@ -59,18 +63,25 @@ def test_a_job_that_is_wrong_says_why() -> None:
     assert outcome.traceback is None
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_a_job_that_takes_too_long_is_ended_with_its_workers() -> None:
+    preloaded_python.run("-c", "")  # so that the process which starts programs is there before the job
+    before, seen = processes(), set()
     job = Job("toy_envs:Audit", "freerun", 2, 1000.0, 100, env_args={"step_seconds": 0.001})
-    outcome = run_job(job, 12.0)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run_job, job, 10.0)
+        while not running.done():
+            seen |= processes() - before
+            time.sleep(0.05)
+    outcome = running.result()
     assert outcome.figures is None
     assert "the time was up" in outcome.problem
-    assert not [
-        child for child in psutil.Process().children(recursive=True) if "freerun.tools.bench" in _command(child)
-    ]
+    assert len(seen) >= 4, "the job, its fork server and two workers"
+    _, left = psutil.wait_procs(seen, timeout=10)
+    assert not left
 
 
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+def processes() -> set[psutil.Process]:
+    """All that this process has started, directly or not."""
+    return set(psutil.Process().children(recursive=True))

@@ -67,6 +67,8 @@ def test_the_limit_is_the_simulator_alone() -> None:
     assert "--num-envs 16" in command
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("preloaded_bench_jobs")
 def test_a_bench_of_drones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "bench"
     few = ["--num-envs", "8", "--seconds", "0.2", "--repeats", "1", "--steps-per-update", "80"]
@@ -82,6 +84,7 @@ def test_a_bench_of_drones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "4 environments" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_task_of_isaac_lab_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_ISAAC_VERSION", "3")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), os.environ.get("PYTHONPATH", "")]))

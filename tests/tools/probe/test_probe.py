@@ -21,13 +21,15 @@ from freerun.core import EnvFailure, UserError, WorkerDied, WorkerHung
 from freerun.settings.factories import env_recipe, make_algorithm
 from freerun.settings.registry import MODES, make_config
 from freerun.tools.cli.main import main
-from freerun.tools.probe import auto_mode, measure, measurement, probe_cache
+from freerun.tools.probe import auto_mode, measure, measurement, probe_cache, update_costs
 from freerun.tools.probe.auto_mode import Probe
 from freerun.tools.probe.candidates import Search
 from freerun.tools.probe.env_trial import EnvTrial, core_use
 from freerun.tools.probe.forecast import Forecast
 from freerun.tools.probe.measurement import Measurement
 from freerun.tools.probe.probe_report import findings
+
+pytestmark = pytest.mark.slow
 
 LIGHT: dict[str, Any] = {"num_epochs": 1, "minibatch_size": 2048, "hidden_sizes": (16,)}
 """Updates that take no time."""
@@ -39,8 +41,10 @@ SLEEPING = {"short": 10, "long": 10, "step_seconds": 0.02}
 def _short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache of its own, and shorter looks: what is tested is not how exact they are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, seconds in (("PLAY_SECONDS", 0.6), ("RACE_SECONDS", 0.1), ("MODE_SECONDS", 0.1), ("UPDATE_SECONDS", 0.2)):
+    for name, seconds in (("PLAY_SECONDS", 0.4), ("RACE_SECONDS", 0.1), ("MODE_SECONDS", 0.1), ("UPDATE_SECONDS", 0.1)):
         monkeypatch.setattr(measure, name, seconds)
+    monkeypatch.setattr(measure, "LONGEST_VECTOR_SECONDS", 0.5)
+    monkeypatch.setattr(update_costs, "MOST_TIMED_STEPS", 1024)
     monkeypatch.setattr(measurement, "TOO_BUSY", 1.0)  # a machine that runs tests may well be
 
 
@@ -181,7 +185,7 @@ def test_without_an_end_of_episodes_only_modes_that_need_none_are_left() -> None
     assert found.best.mode == "batch"
     assert {forecast.mode for forecast in found.forecasts if forecast.note} == {"sequential", "pipes"}
     with pytest.raises(UserError, match="give --max-episode-steps"):
-        auto_mode.pick(probed("toy_envs:Audit", ["pipes"], env_args=endless).forecasts)
+        auto_mode.pick([forecast for forecast in found.forecasts if forecast.mode == "pipes"])
     assert probed("toy_envs:Audit", ["freerun"], env_args=endless).best.segment_steps, "segments need no end"
     limited = probed("toy_envs:Audit", ["freerun"], env_args=endless, max_episode_steps=50)
     assert limited.best.mode == "freerun"

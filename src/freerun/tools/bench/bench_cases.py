@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from freerun.adapters.tensor_envs import find_builder
 from freerun.core import EnvFailure, ModeTraits, UserError
@@ -181,6 +181,19 @@ def unaffordable(costs: Mapping[str, float], seconds: float) -> set[str]:
     return set(costs) - set(kept)
 
 
+class JobProcess(Protocol):
+    """The part of `subprocess.Popen` that a job needs."""
+
+    stdin: IO[str] | None
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+
 class Outcome(NamedTuple):
     figures: dict[str, float] | None
     problem: str = ""
@@ -189,18 +202,23 @@ class Outcome(NamedTuple):
     """Where something failed that the user did not ask for."""
 
 
+def start_python(words: Sequence[str], output: IO[str], errors: IO[str]) -> JobProcess:
+    """Start `python *words` with a pipe for its input. The tests put a faster start in the place of this function."""
+    return subprocess.Popen(
+        [sys.executable, *words],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=errors,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for this process, which then ends that one
+    )
+
+
 def run_job(job: Job, most_seconds: float) -> Outcome:
     """Run a job in a process of its own. No process of it is left when this returns."""
     # Files, because a process that is left behind would keep the end of a pipe open.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "freerun.tools.bench.bench_job"],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=errors,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for this process, which then ends that one
-        )
+        process = start_python(["-m", "freerun.tools.bench.bench_job"], output, errors)
         try:
             assert process.stdin is not None
             process.stdin.write(packed(job))
@@ -221,7 +239,7 @@ def run_job(job: Job, most_seconds: float) -> Outcome:
         return Outcome(None, last) if code == 2 else Outcome(None, f"it failed: {last}", words)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: JobProcess) -> None:
     try:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
