@@ -1,4 +1,4 @@
-"""Every kind of policy that freerun has, as the smallest training that makes one: contract tests run over this table."""
+"""Every kind of policy, as the smallest training that makes one: contract tests run over this table."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ KINDS: dict[str, PolicyKind] = {
     "fastsac": PolicyKind("Pendulum-v1", {**PENDULUM, "algo": "fastsac", "actor_layer_norm": True}),
     "td3": PolicyKind("Pendulum-v1", {**PENDULUM, "algo": "fastsac", "policy": "deterministic"}),
     "dqn": PolicyKind("toy_envs:OneBit", {"algo": "dqn", "epsilon_steps": 60}),
-    "masked-dqn": PolicyKind("toy_envs:Masked", {"algo": "dqn", "epsilon_steps": 60}),
+    "masked-dqn": PolicyKind("toy_envs:Masked", {"algo": "dqn", "epsilon_steps": 60}, {"kind": "many"}),
     "mbpo": PolicyKind("Pendulum-v1", {**PENDULUM, "algo": "mbpo", **SMALL_MODEL}),
 }

@@ -238,7 +238,7 @@ def test_a_callback_changes_tunables(algo: str, run_dir: Path) -> None:
 
 @pytest.mark.parametrize("algo", SMALL_ALGORITHMS)
 def test_a_resumed_run_goes_on_with_changed_tunables(algo: str, tmp_path: Path) -> None:
-    """Also where the changed learning rate is annealed. A run that was changed before it was resumed is not replayed."""
+    """Also where a changed learning rate is annealed. Such a run is not replayed after it was resumed either."""
 
     def change_once(update: freerun.Update) -> None:
         if update.number == 1:

@@ -14,6 +14,15 @@ import freerun
 from freerun.run.replay_run import replay
 from freerun.settings import registry
 
+SPECIAL_SEGMENTS = ("masked-pairs", "masked-dqn", "gru", "combined", "stacked-frames")
+"""Kinds whose segments hold more than others do."""
+OF_MODE: dict[str, dict[str, Any]] = {
+    "continuous": {"num_collectors": 2, "num_envs": 4, "collection_batch_size": 32},
+    "batch": {"num_envs": 4, "num_steps_per_env": 16},
+    "freerun": {"num_workers": 2, "envs_per_worker": 2, "segment_steps": 16},
+    "ray": {"num_workers": 2, "envs_per_worker": 2, "segment_steps": 16},
+}
+LAGGING = [name for name, mode in registry.MODES.items() if not mode.traits.takes_turns]
 WHOLE = [name for name, mode in registry.MODES.items() if mode.traits.whole_episodes]
 
 
@@ -61,3 +70,15 @@ def test_a_run_with_lag_is_replayed_bit_for_bit(kind: str, run_dir: Path) -> Non
     again = replay(run_dir)
     assert again.is_same
     np.testing.assert_array_equal(again.weights, result.policy.weights)
+
+
+@pytest.mark.parametrize("mode", LAGGING)
+@pytest.mark.parametrize("kind", SPECIAL_SEGMENTS)
+def test_segments_with_lag_in_every_mode(kind: str, mode: str, run_dir: Path) -> None:
+    """Environments with masks raise at an action that is not allowed: a mask that got lost would be an incident."""
+    settings = {**KINDS[kind].train_settings(), "episodes_per_update": None, "steps_per_update": 64}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    own = OF_MODE.get(mode, {"num_workers": 2})
+    result = freerun.train(**settings, mode=mode, total_steps=256, run_dir=run_dir, **own)
+    assert result.summary["env_steps"] >= 256
+    assert not (run_dir / "incidents.jsonl").exists()

@@ -24,6 +24,7 @@ from freerun.tools.cli.main import main
 
 SOURCE = Path(freerun.__file__).parent.parent
 
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
@@ -258,6 +259,8 @@ def test_an_exported_policy_has_logits_and_no_run(runs: dict[str, Path], tmp_pat
     logits = policy.logits([1.0, 0.0])
     assert policy.predict([1.0, 0.0]) == 5 + int(logits.argmax())
     np.testing.assert_allclose(policy.logits([[1.0, 0.0]] * 2), [logits, logits], rtol=1e-5)
+    nobody = np.zeros((0, 2))
+    assert (policy.predict(nobody).shape, policy.logits(nobody).shape) == ((0,), (0, 2))
     with pytest.raises(UserError, match="does not know the settings of its run"):
         freerun.evaluate(policy, episodes=1)
     with pytest.raises(UserError, match="have no logits"):
