@@ -162,7 +162,7 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
         "minibatch_size": minibatch_size,
         "num_epochs": TENSOR_EPOCHS if scale.is_tensors else NUM_EPOCHS,
         "learning_rate": max(LEARNING_RATE, round(learning_rate, 6)),
-        # A minibatch of a few sequences may be better or worse than the others as a whole. Its own mean would hide that.
+        # A minibatch of a few sequences may be better than the others as a whole, which its own mean would hide.
         "advantage_rows": "update" if config.has_memory else "minibatch",
         # Tensors come from simulators whose authors have scaled them, and the statistics would be a wait for the GPU.
         "normalize_obs": not scale.is_tensors,
