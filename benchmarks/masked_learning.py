@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
-from run_file import RunFile, versions
+from run_file import RunFile, others_beside, versions
 
 import freerun
 from freerun.tools.bench.load_meter import processor
@@ -46,6 +46,8 @@ class Options:
     """Fresh episodes after a run."""
     output: Path = Path(__file__).parent / "results" / "masked_learning"
     """Folder for masked_learning.json and .md."""
+    alone: bool = False
+    """Nothing else runs on this machine, so the seconds count. Earlier runs of which that was not said are replaced."""
     report_only: bool = False
     """Write the report again, run nothing."""
 
@@ -57,7 +59,9 @@ class MaskedRun:
     total_steps: int
     mean_return: float
     seconds: float
-    """Of training, on a machine that may have had other work: see the report."""
+    """Of training."""
+    alone: bool = False
+    """True if nothing else ran on the machine."""
 
 
 class MaskMethod(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -177,8 +181,7 @@ def report(records: list[MaskedRun], total_steps: int) -> str:
             )
     lines += [
         "",
-        "Both collect and learn in turns. Others may have used the machine at the same time, so the seconds are no "
-        "measure of speed.",
+        "Both collect and learn in turns. " + others_beside(records),
         f"{processor()}; {about}, sb3-contrib {theirs}.",
     ]
     return "\n".join(lines) + "\n"
@@ -186,7 +189,7 @@ def report(records: list[MaskedRun], total_steps: int) -> str:
 
 def main(options: Options) -> None:
     file = RunFile(options.output / "masked_learning.json", MaskedRun)
-    done = {(record.system, record.seed, record.total_steps) for record in file.records}
+    done = {(one.system, one.seed, one.total_steps) for one in file.records if one.alone or not options.alone}
     for seed in options.seeds:
         for system, train in SYSTEMS.items():
             if options.report_only or (system, seed, options.total_steps) in done:
@@ -196,8 +199,8 @@ def main(options: Options) -> None:
                 continue
             seconds, act = train(seed, options.total_steps)
             score = trial(act, options.trial_episodes)
-            file.records.append(MaskedRun(system, seed, options.total_steps, score, seconds))
-            file.save()
+            record = MaskedRun(system, seed, options.total_steps, score, seconds, options.alone)
+            file.replace(record, "system", "seed", "total_steps")
             print(f"{system}, seed {seed}: return {score:.1f} after {seconds:.1f} s", flush=True)
     text = report(file.records, options.total_steps)
     (options.output / "masked_learning.md").write_text(text, encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Does a memory help to defend a network? PPO on `freerun/NetworkDefence-v0` without and with `--memory gru`.
+"""Does a memory help to defend a network? PPO without and with `--memory gru` on NetworkDefence, and on CybORG.
 
 The same settings and the same steps for both, and the return of fresh episodes afterwards, with the most likely
-actions. Finished runs are kept in memory_defence.json, so an interrupted benchmark continues.
+actions. CybORG needs a copy of CAGE challenge 2: give its folder CybORG as --cyborg-path. Finished runs are kept in
+memory_defence.json, so an interrupted benchmark continues.
 """
 
 from __future__ import annotations
@@ -18,35 +19,49 @@ from run_file import RunFile, versions
 import freerun
 from freerun.tools.bench.load_meter import processor
 
-ENV = "freerun/NetworkDefence-v0"
+NETWORK_DEFENCE, CYBORG = "freerun/NetworkDefence-v0", "cyborg/CAGE2-v0"
 MEMORIES = ("none", "gru")
 SETTINGS: dict[str, Any] = {
-    "num_workers": 1,
-    "envs_per_worker": 16,
     "segment_steps": 128,
     "max_lag": 0,
     "steps_per_update": 2048,
     "minibatch_size": 256,
     "learning_rate": 6e-4,
 }
+OF_ENV: dict[str, dict[str, Any]] = {
+    NETWORK_DEFENCE: {"num_workers": 1, "envs_per_worker": 16},
+    CYBORG: {"num_workers": 2, "envs_per_worker": 8},
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    seeds: tuple[int, ...] = (0, 1)
+    seeds: tuple[int, ...] = (0, 1, 2)
     red_agents: tuple[str, ...] = ("B_lineAgent", "RedMeanderAgent")
     total_steps: int = 150_000
     """Of every run."""
     episodes: int = 100
     """Fresh episodes after a run."""
+    cyborg_path: Path | None = None
+    """The folder that holds the real CybORG, where that is to be learned instead of NetworkDefence."""
+    cyborg_commit: str = "26ce1c1"
+    """Of CAGE challenge 2, for the report."""
+    memories: tuple[str, ...] = MEMORIES
+    again: bool = False
+    """Run what was run before, and replace it."""
     output: Path = Path(__file__).parent / "results" / "memory_defence"
     """Folder for memory_defence.json and .md."""
     report_only: bool = False
     """Write the report again, run nothing."""
 
+    @property
+    def env(self) -> str:
+        return NETWORK_DEFENCE if self.cyborg_path is None else CYBORG
+
 
 @dataclass(frozen=True)
 class DefenceRun:
+    env: str
     red_agent: str
     memory: str
     seed: int
@@ -54,51 +69,61 @@ class DefenceRun:
     mean_return: float
     seconds: float
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.env, self.red_agent, self.memory, self.seed, self.total_steps
+
 
 def train(red_agent: str, memory: str, seed: int, options: Options) -> DefenceRun:
+    settings = {**SETTINGS, **OF_ENV[options.env], "red_agent": red_agent, "memory": memory, "seed": seed}
+    if options.cyborg_path is not None:
+        settings["cyborg_path"] = str(options.cyborg_path)
     with tempfile.TemporaryDirectory() as scratch:
-        own = {"red_agent": red_agent, "memory": memory, "seed": seed, "total_steps": options.total_steps}
-        result = freerun.train(ENV, run_dir=Path(scratch) / "run", quiet=True, **own, **SETTINGS)
+        run_dir, steps = Path(scratch) / "run", options.total_steps
+        result = freerun.train(options.env, run_dir=run_dir, quiet=True, total_steps=steps, **settings)
         score = freerun.evaluate(result.policy, episodes=options.episodes).mean
-    return DefenceRun(red_agent, memory, seed, options.total_steps, score, result.summary["wall_seconds"])
+    return DefenceRun(options.env, red_agent, memory, seed, steps, score, result.summary["wall_seconds"])
 
 
 def report(records: list[DefenceRun], options: Options) -> str:
     about = ", ".join(f"{name} {version}" for name, version in versions().items())
+    settings = ", ".join(f"{name} {value}" for name, value in SETTINGS.items())
     lines = [
         "# Defending a network with a memory",
         "",
-        f"`benchmarks/memory_defence.py`: `{ENV}`, {options.total_steps:,} steps, "
-        + ", ".join(f"{name} {value}" for name, value in SETTINGS.items())
-        + f". The return is the mean of {options.episodes} fresh episodes with the most likely actions; 0 is the best.",
+        f"`benchmarks/memory_defence.py`: 16 environments, {settings}; all else by default. The return is the mean of "
+        f"{options.episodes} fresh episodes of 100 steps with the most likely actions; 0 is the best. CybORG is "
+        f"commit {options.cyborg_commit} of CAGE challenge 2.",
         "",
-        "| red agent | memory | seeds | return, each seed | median | seconds, median |",
-        "| --- | --- | ---: | --- | ---: | ---: |",
+        "| environment | red agent | steps | memory | seeds | return, each seed | median | seconds, median |",
+        "| --- | --- | ---: | --- | ---: | --- | ---: | ---: |",
     ]
-    for red_agent in options.red_agents:
+    kinds = dict.fromkeys((one.env, one.red_agent, one.total_steps) for one in sorted(records, key=lambda one: one.key))
+    for env, red_agent, total_steps in kinds:
         for memory in MEMORIES:
-            found = [one for one in records if (one.red_agent, one.memory) == (red_agent, memory)]
-            found = [one for one in found if one.total_steps == options.total_steps]
+            found = [one for one in records if one.key[:3] == (env, red_agent, memory)]
+            found = sorted((one for one in found if one.total_steps == total_steps), key=lambda one: one.seed)
             if found:
                 returns = [one.mean_return for one in found]
-                each = ", ".join(f"{value:.1f}" for value in returns)
-                seconds = statistics.median(one.seconds for one in found)
-                middle = statistics.median(returns)
-                lines.append(f"| {red_agent} | {memory} | {len(found)} | {each} | {middle:.1f} | {seconds:.0f} |")
+                lines.append(
+                    f"| `{env}` | {red_agent} | {total_steps:,} | {memory} | {len(found)} | "
+                    f"{', '.join(f'{value:.1f}' for value in returns)} | {statistics.median(returns):.1f} | "
+                    f"{statistics.median(one.seconds for one in found):.0f} |"
+                )
     lines += ["", "Others used the machine at the same time, so the seconds are rough.", f"{processor()}; {about}."]
     return "\n".join(lines) + "\n"
 
 
 def main(options: Options) -> None:
     file = RunFile(options.output / "memory_defence.json", DefenceRun)
-    done = {(one.red_agent, one.memory, one.seed, one.total_steps) for one in file.records}
+    done = set() if options.again else {one.key for one in file.records}
     for seed in options.seeds:
         for red_agent in options.red_agents:
-            for memory in MEMORIES:
-                if options.report_only or (red_agent, memory, seed, options.total_steps) in done:
+            for memory in options.memories:
+                key = (options.env, red_agent, memory, seed, options.total_steps)
+                if options.report_only or key in done:
                     continue
-                file.records.append(train(red_agent, memory, seed, options))
-                file.save()
+                file.replace(train(red_agent, memory, seed, options), "key")
                 print(file.records[-1], flush=True)
     text = report(file.records, options)
     (options.output / "memory_defence.md").write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
-from run_file import RunFile, versions
+from run_file import RunFile, others_beside, versions
 
 import freerun
 from freerun.algorithms.policies.memory_actor import MemoryActor
@@ -47,6 +47,8 @@ class Options:
     """Of every run."""
     output: Path = Path(__file__).parent / "results" / "memory_learning"
     """Folder for memory_learning.json and .md."""
+    alone: bool = False
+    """Nothing else runs on this machine, so the seconds count. Earlier runs of which that was not said are replaced."""
     report_only: bool = False
     """Write the report again, run nothing."""
 
@@ -62,7 +64,9 @@ class MemoryRun:
     best_return: float
     """The highest mean return of the last episodes."""
     seconds: float
-    """Of the whole training, on a machine that may have had other work: see the report."""
+    """Of the whole training."""
+    alone: bool = False
+    """True if nothing else ran on the machine."""
 
 
 class Point(NamedTuple):
@@ -152,11 +156,11 @@ SYSTEMS: dict[str, Callable[[int, int], list[Point]]] = {
 }
 
 
-def summarised(system: str, seed: int, total_steps: int, points: list[Point]) -> MemoryRun:
+def summarised(system: str, seed: int, total_steps: int, points: list[Point], alone: bool) -> MemoryRun:
     reached = next((point for point in points if point.mean_return >= GOAL), None)
     best = max(point.mean_return for point in points)
     steps, seconds = (None, None) if reached is None else reached[:2]
-    return MemoryRun(system, seed, total_steps, steps, seconds, best, points[-1].seconds)
+    return MemoryRun(system, seed, total_steps, steps, seconds, best, points[-1].seconds, alone)
 
 
 # ---------------------------------------------------------------------------------------------- the cost of a step
@@ -236,8 +240,7 @@ def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) 
         "",
         "RecurrentPPO has an LSTM for the policy and another one for the value function, and their MLPs see nothing "
         "else. In freerun both share one cell, and see the observation too.",
-        "All collect and learn in turns. The systems took turns too, but others used the machine at the same time, so "
-        "the seconds are rough.",
+        "All collect and learn in turns. " + others_beside(records),
         "",
         "Processor time of one action in a worker, in microseconds (4 observations, 2 choices, two layers of 64):",
         "",
@@ -253,7 +256,7 @@ def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) 
 
 def main(options: Options) -> None:
     file = RunFile(options.output / "memory_learning.json", MemoryRun)
-    done = {(record.system, record.seed, record.total_steps) for record in file.records}
+    done = {(one.system, one.seed, one.total_steps) for one in file.records if one.alone or not options.alone}
     for seed in options.seeds:
         for system, train in SYSTEMS.items():
             if options.report_only or (system, seed, options.total_steps) in done:
@@ -261,9 +264,8 @@ def main(options: Options) -> None:
             if train is train_recurrent_ppo and importlib.util.find_spec("sb3_contrib") is None:
                 print(f"{system} is left out: it needs pip install sb3-contrib")
                 continue
-            record = summarised(system, seed, options.total_steps, train(seed, options.total_steps))
-            file.records.append(record)
-            file.save()
+            record = summarised(system, seed, options.total_steps, train(seed, options.total_steps), options.alone)
+            file.replace(record, "system", "seed", "total_steps")
             print(record, flush=True)
     text = report(file.records, options.total_steps, actor_costs())
     (options.output / "memory_learning.md").write_text(text, encoding="utf-8")

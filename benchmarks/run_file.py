@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,20 @@ class RunFile(Generic[Record]):
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         temporary.write_text(json.dumps({"runs": runs, "failures": self.failures}) + "\n", encoding="utf-8")
         temporary.replace(self.path)
+
+    def replace(self, record: Record, *names: str) -> None:
+        """Keep a finished run instead of an earlier one that has the same values of these fields, and save."""
+        same = [getattr(record, name) for name in names]
+        self.records = [one for one in self.records if [getattr(one, name) for name in names] != same]
+        self.records.append(record)
+        self.save()
+
+
+def others_beside(records: Sequence[Any]) -> str:
+    """Say whether something else used the machine while these runs took their time; each knows whether it was alone."""
+    if all(record.alone for record in records):
+        return "Nothing else ran on the machine."
+    return "Others may have used the machine at the same time, so the seconds are no measure of speed."
 
 
 def versions() -> dict[str, str]:

@@ -86,25 +86,6 @@ def test_the_policy_acts_on_its_own_group_and_takes_it_alone_too() -> None:
     assert torch.equal(on_device[0], on_device[2])
 
 
-@pytest.mark.parametrize("settings", [{}, {"network": "toy_networks:layered"}], ids=["mlp", "own-network"])
-def test_every_mode_learns_the_same_from_both_groups(settings: dict[str, Any], tmp_path: Path) -> None:
-    weights = []
-    for mode in ("sequential", "freerun", "pipes"):
-        result = freerun.train(
-            ENV,
-            mode=mode,
-            deterministic=True,
-            total_episodes=12,
-            episodes_per_update=6,
-            run_dir=tmp_path / mode,
-            quiet=True,
-            **settings,
-        )
-        weights.append(result.policy.weights)
-    np.testing.assert_array_equal(weights[0], weights[1])
-    np.testing.assert_array_equal(weights[0], weights[2])
-
-
 def test_a_deployed_policy_needs_its_own_group_alone(tmp_path: Path) -> None:
     freerun.train(ENV, total_episodes=6, episodes_per_update=6, mode="sequential", run_dir=tmp_path / "run", quiet=True)
     policy = freerun.load_policy(tmp_path / "run", trust=[ENV])

@@ -47,14 +47,6 @@ def test_a_convolution_learns_in_worker_processes(run_dir: Path) -> None:
     np.testing.assert_array_equal(policy.weights, result.policy.weights)
 
 
-@pytest.mark.parametrize("mode", ["pipes", "freerun"])
-def test_any_network_gives_the_weights_of_sequential(mode: str, tmp_path: Path) -> None:
-    settings = {**SETTINGS, "total_episodes": 60, "deterministic": True, "normalize_obs": True}
-    reference = freerun.train("toy_envs:Square", mode="sequential", run_dir=tmp_path / "a", **settings)
-    result = freerun.train("toy_envs:Square", mode=mode, num_workers=3, run_dir=tmp_path / "b", **settings)
-    np.testing.assert_array_equal(result.policy.weights, reference.policy.weights)
-
-
 def test_a_network_of_this_very_script_can_be_given_as_it_is(run_dir: Path) -> None:
     result = freerun.train(
         "toy_envs:Square", total_episodes=20, run_dir=run_dir, **{**SETTINGS, "network": toy_networks.cnn}

@@ -46,7 +46,6 @@ FEW_ENVS: dict[str, dict[str, Any]] = {
     "freerun": {"num_workers": 2, "segment_steps": 50},
     "sequential": {},
 }
-DETERMINISTIC = [name for name, mode in registry.MODES.items() if mode.traits.whole_episodes]
 STATEFUL = ("sac", "fastsac", "dqn", "mbpo")
 
 
@@ -74,19 +73,6 @@ def test_it_trains_in_the_mode_and_the_books_balance(algo: str, mode: str, tmp_p
         assert 0 < last["agent_updates"] <= summary["env_steps"]  # one per step, but not for the first ones
         assert last["real_data"] == summary["env_steps"]
     assert len(evaluation.evaluate(tmp_path / "run", 1).returns) == 1
-
-
-@pytest.mark.usefixtures("ray_nodes")
-@pytest.mark.parametrize("algo", registry.ALGORITHMS)
-def test_deterministic_runs_end_at_the_same_weights_in_every_mode(algo: str, tmp_path: Path) -> None:
-    weights = {}
-    for mode in DETERMINISTIC:
-        settings = options(algo, mode, deterministic=True, max_episode_steps=50)  # four episodes of each worker
-        settings.pop("segment_steps", None)
-        result = freerun.train(env_for(algo), **settings, run_dir=tmp_path / mode)
-        weights[mode] = result.policy.weights.copy()
-    for mode in DETERMINISTIC:
-        np.testing.assert_array_equal(weights[mode], weights["sequential"], err_msg=mode)
 
 
 @pytest.mark.parametrize("algo", STATEFUL)

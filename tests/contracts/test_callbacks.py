@@ -236,6 +236,33 @@ def test_a_callback_changes_tunables(algo: str, run_dir: Path) -> None:
         replay(run_dir)
 
 
+@pytest.mark.parametrize("algo", SMALL_ALGORITHMS)
+def test_a_resumed_run_goes_on_with_changed_tunables(algo: str, tmp_path: Path) -> None:
+    """Also where a changed learning rate is annealed. Such a run is not replayed after it was resumed either."""
+
+    def change_once(update: freerun.Update) -> None:
+        if update.number == 1:
+            for name, value in (("minibatch", 8), ("learning_rate", 0.002), ("update_ratio", 2)):
+                update.change(name, value)
+
+    settings: dict[str, Any] = {"mode": "sequential", "max_episode_steps": 25, "steps_per_update": 50, "quiet": True}
+    settings |= {"env": "Pendulum-v1", "algo": algo, "hidden_sizes": (4,), "deterministic": True}
+    settings |= {**SMALL_ALGORITHMS[algo], "total_steps": 200}
+    whole = freerun.train(**settings, run_dir=tmp_path / "whole", on_update=change_once)
+
+    def stop(update: freerun.Update) -> None:
+        change_once(update)
+        if update.number == 2:
+            update.stop("half of it")
+
+    freerun.train(**settings, run_dir=tmp_path / "run", on_update=stop)
+    last = freerun.resume(tmp_path / "run")
+    np.testing.assert_array_equal(last.policy.weights, whole.policy.weights)
+    assert last.summary["changed_by_callbacks"] == whole.summary["changed_by_callbacks"]
+    with pytest.raises(UserError, match="its callbacks have changed settings"):
+        replay(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [

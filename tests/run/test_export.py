@@ -6,64 +6,31 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
+from policy_kinds import KINDS
 
 import freerun
 from freerun.core import UserError
-from freerun.run.export_formats import FORMATS, run_trained
+from freerun.run.export_formats import FORMATS, PolicyOutputs, run_trained
 from freerun.run.exported_module import ExtendedObservation, observation_parts
-from freerun.run.parity import TOLERANCE, draw
+from freerun.run.parity import TOLERANCE, compare, draw
 from freerun.tools.cli.main import main
 
 SOURCE = Path(freerun.__file__).parent.parent
-QUICK: dict[str, Any] = {"total_episodes": 4, "episodes_per_update": 2, "quiet": True, "mode": "sequential"}
-PENDULUM: dict[str, Any] = {"mode": "sequential", "quiet": True, "total_steps": 100, "max_episode_steps": 30}
-OFF_POLICY: dict[str, Any] = {**PENDULUM, "learning_starts": 50, "steps_per_update": 50, "batch_size": 16}
-SMALL_MODEL: dict[str, Any] = {
-    "num_models": 2,
-    "num_elites": 1,
-    "model_hidden_sizes": (8,),
-    "model_updates_per_step": 1.0,
-    "updates_per_step": 1.0,
-    "rollouts_per_step": 10.0,
-}
-RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "discrete": ("toy_envs:OneBit", {**QUICK, "env_args": {"kind": "discrete"}}),
-    "multidiscrete": ("toy_envs:OneBit", {**QUICK, "env_args": {"kind": "multidiscrete"}, "activation": "relu"}),
-    "box": ("toy_envs:OneBit", {**QUICK, "env_args": {"kind": "box"}, "normalize_obs": True}),
-    "dict": ("many_parts_env:ManyParts", {**QUICK, "normalize_obs": True}),
-    "picture": ("toy_envs:Square", {**QUICK, "network": "toy_networks:cnn"}),
-    "own": ("toy_envs:OneBit", {**QUICK, "env_args": {"kind": "box"}, "network": "toy_networks:layered"}),
-    "critic group": ("toy_envs:Privileged", QUICK),
-    "masked": ("toy_envs:Masked", {**QUICK, "env_args": {"masks": "observation"}, "normalize_obs": True}),
-    "masked pairs": ("toy_envs:Masked", {**QUICK, "env_args": {"kind": "multidiscrete"}}),
-    "masked own": ("toy_envs:MaskedByMethod", {**QUICK, "network": "toy_networks:layered"}),
-    "gru": ("toy_envs:OneBit", {**QUICK, "env_args": {"kind": "discrete"}, "memory": "gru", "memory_size": 8}),
-    "lstm": ("Pendulum-v1", {**PENDULUM, "memory": "lstm", "memory_size": 8, "steps_per_update": 50}),
-    "masked gru": ("toy_envs:Masked", {**QUICK, "env_args": {"kind": "multidiscrete"}, "memory": "gru"}),
-    "sac": ("Pendulum-v1", {**OFF_POLICY, "algo": "sac"}),
-    "dqn": ("toy_envs:OneBit", {**OFF_POLICY, "algo": "dqn", "env_args": {"kind": "discrete"}}),
-    "dqn masked": ("toy_envs:Masked", {**OFF_POLICY, "algo": "dqn"}),
-    "mbpo": ("Pendulum-v1", {**OFF_POLICY, "algo": "mbpo", **SMALL_MODEL}),
-    "fastsac": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "layer_norm": False}),
-    "fastsac-deterministic": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "policy": "deterministic"}),
-    "fastsac-norm": ("Pendulum-v1", {**OFF_POLICY, "algo": "fastsac", "actor_layer_norm": True}),
-    "critic-group": ("toy_envs:Privileged", {**QUICK, "normalize_obs": True}),
-}
-OWN_NETWORKS = ("picture", "own", "masked own")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    for name, (env, settings) in RUNS.items():
-        freerun.train(env, run_dir=folder / name, hidden_sizes=(8,), **settings)
-    return {name: folder / name for name in RUNS}
+    for name, kind in KINDS.items():
+        freerun.train(**kind.train_settings(), mode="sequential", total_episodes=6, run_dir=folder / name)
+    return {name: folder / name for name in KINDS}
 
 
 def need(to: str) -> None:
@@ -73,18 +40,19 @@ def need(to: str) -> None:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", KINDS)
 def test_every_format_of_every_policy_acts_as_the_trained_one(name: str, to: str, runs: dict[str, Path]) -> None:
     need(to)
-    if to == "numpy" and name in OWN_NETWORKS:
+    if to == "numpy" and KINDS[name].workers_need_torch:
         with pytest.raises(
             UserError, match="numpy cannot run a network of your own or impala: export it with --to onnx"
         ):
             freerun.export(runs[name], to)
         return
-    found = freerun.export(runs[name], to)
+    # A thousand unless one says otherwise, which takes seconds for some networks.
+    found = freerun.export(runs[name], to, **({} if name == "discrete" else {"observations": 100}))
     assert found.parity.holds
-    assert found.parity.num_observations == 1000
+    assert found.parity.num_observations == (1000 if name == "discrete" else 100)
     assert found.parity.source == "recorded by playing the environment"
     assert found.parity.largest_difference <= TOLERANCE
     # Observations that nobody has seen, and one alone, as a robot has it.
@@ -108,7 +76,7 @@ def test_a_file_with_a_memory_goes_on_from_what_it_returned(runs: dict[str, Path
     kind.write(policy, tmp_path / "policy.pt")
     run, ours = kind.open(tmp_path / "policy.pt", policy), policy.new_memory()
     theirs, rng = policy.new_memory(), np.random.default_rng(0)
-    for obs in rng.random((20, 2)).astype(np.float32):
+    for obs in rng.random((20, *policy.observation_space.shape)).astype(np.float32):  # type: ignore[misc]
         expected = policy.logits(obs, memory=ours)
         outputs = run([ExtendedObservation(obs, memory=theirs)])
         assert outputs.logits is not None
@@ -119,6 +87,24 @@ def test_a_file_with_a_memory_goes_on_from_what_it_returned(runs: dict[str, Path
     contract = json.loads(freerun.export(runs["gru"], "numpy").contract_path.read_text())
     names = [[entry["name"] for entry in contract[part]] for part in ("inputs", "outputs")]
     assert names == [["observation", "memory"], ["action", "logits", "next_memory"]]
+
+
+@pytest.mark.parametrize(("name", "sum_of_limits"), [("discrete", 5 + 6), ("multidiscrete", np.array([1, 2]))])
+def test_parity_is_of_the_actions_too(name: str, sum_of_limits: Any, runs: dict[str, Path]) -> None:
+    """The same logits with other choices, or with numbers that are no choices, are no parity."""
+    policy = freerun.load_policy(runs[name])
+    trained, found = run_trained(policy), draw(policy, seed=1, number=20)
+
+    def holds(change: Callable[[Any], Any]) -> bool:
+        def exported(observations: Sequence[Any]) -> PolicyOutputs:
+            outputs = trained(observations)
+            return outputs._replace(action=change(outputs.action))
+
+        return compare(trained, exported, found, "drawn", policy.action_space).holds
+
+    assert holds(lambda action: action)
+    assert not holds(lambda action: sum_of_limits - action)
+    assert not holds(lambda action: action + 10)
 
 
 def test_actions_are_clipped_to_the_limits_of_the_environment(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -206,7 +192,8 @@ def test_a_format_that_is_unknown_is_refused(runs: dict[str, Path]) -> None:
 def test_a_network_that_is_no_graph_is_refused_or_found_out(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """ONNX's exporter notices it. TorchScript's follows one branch, and then the parity check notices."""
     need("onnx")
-    freerun.train("Pendulum-v1", run_dir=run_dir, max_episode_steps=50, network="toy_networks:branching", **QUICK)
+    settings: dict[str, Any] = {"total_episodes": 4, "episodes_per_update": 2, "max_episode_steps": 50, "quiet": True}
+    freerun.train("Pendulum-v1", mode="sequential", run_dir=run_dir, network="toy_networks:branching", **settings)
     with pytest.raises(UserError, match="torch cannot export this network to ONNX: "):
         freerun.export(run_dir, "onnx")
     assert main(["export", str(run_dir), "--to", "torchscript"]) == 1
@@ -272,6 +259,8 @@ def test_an_exported_policy_has_logits_and_no_run(runs: dict[str, Path], tmp_pat
     logits = policy.logits([1.0, 0.0])
     assert policy.predict([1.0, 0.0]) == 5 + int(logits.argmax())
     np.testing.assert_allclose(policy.logits([[1.0, 0.0]] * 2), [logits, logits], rtol=1e-5)
+    nobody = np.zeros((0, 2))
+    assert (policy.predict(nobody).shape, policy.logits(nobody).shape) == ((0,), (0, 2))
     with pytest.raises(UserError, match="does not know the settings of its run"):
         freerun.evaluate(policy, episodes=1)
     with pytest.raises(UserError, match="have no logits"):

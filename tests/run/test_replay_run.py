@@ -59,16 +59,6 @@ def test_segments_of_episodes_and_box_actions(run_dir: Path) -> None:
     np.testing.assert_array_equal(again.weights, result.policy.weights)
 
 
-@pytest.mark.parametrize(("algo", "env"), [("sac", "Pendulum-v1"), ("dqn", "CartPole-v1")])
-def test_off_policy_too_and_a_run_that_was_resumed(algo: str, env: str, run_dir: Path) -> None:
-    settings = {"algo": algo, "hidden_sizes": (16,), "batch_size": 16, "learning_starts": 100, "steps_per_update": 50}
-    more = {"mode": "pipes", "num_workers": 2, "quiet": True, "max_episode_steps": 50, "checkpoint_every": "1"}
-    freerun.train(env, total_steps=400, run_dir=run_dir, **settings, **more)
-    result = freerun.resume(run_dir, total_steps=800)
-    again = replay(run_dir)
-    np.testing.assert_array_equal(again.weights, result.policy.weights)
-
-
 def test_a_difference_is_found_and_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     freerun.train("CartPole-v1", mode="pipes", max_lag=1, run_dir=run_dir, **{**SETTINGS, "keep_checkpoints": 20})
     lines = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]

@@ -86,7 +86,7 @@ def export(
             parity.draw(policy, seed, observations),
             f"drawn at random, as there is no environment: {reason}",
         )
-    compared = parity.compare(run_trained(policy), kind.open(path, policy), found, source)
+    compared = parity.compare(run_trained(policy), kind.open(path, policy), found, source, policy.action_space)
     contract = {"contract_version": CONTRACT_VERSION, **about, **_signature(policy), "parity": asdict(compared)}
     contract_path = path.with_name(path.name + CONTRACT_SUFFIX)
     write_json(contract_path, contract)

@@ -47,15 +47,33 @@ class Parity:
         )
 
 
-def compare(trained: RunPolicy, exported: RunPolicy, observations: Observations, source: str) -> Parity:
+def compare(
+    trained: RunPolicy, exported: RunPolicy, observations: Observations, source: str, action_space: Any
+) -> Parity:
     """Run both policies on the same observations."""
     ours, theirs = (_one_by_one(run, observations) for run in (trained, exported))
-    is_discrete = ours.logits is not None
     expected, found = (_numbers(outputs) for outputs in (ours, theirs))
     difference = np.abs(found - expected)
     holds = bool((difference <= TOLERANCE * np.maximum(1.0, np.abs(expected))).all())  # False for NaN
-    num_others = int((ours.action != theirs.action).sum()) if is_discrete else 0
+    num_others = 0
+    if ours.logits is not None:
+        num_others = int((ours.action != theirs.action).sum())
+        holds = holds and _are_best(theirs.action, ours.logits, action_space)
     return Parity(len(observations), source, float(difference.max()), num_others, holds)
+
+
+def _are_best(actions: Array, logits: Array, action_space: Any) -> bool:
+    """True if no choice has a larger logit than the chosen ones, within rounding: equal logits alone prove nothing
+    about the actions, which the exported policy takes from them by itself."""
+    first = MaskReader(action_space).first_choices
+    choices = (actions - action_space.start).reshape(len(actions), -1)
+    sizes = np.diff([*first, logits.shape[1]])
+    if not ((choices >= 0) & (choices < sizes)).all():
+        return False
+    best = np.maximum.reduceat(logits, first, axis=1)
+    chosen = np.take_along_axis(logits, first + choices, axis=1)
+    # Both numbers that are compared may be off by the tolerance.
+    return bool((best - chosen <= 2 * TOLERANCE * np.maximum(1.0, np.abs(best))).all())
 
 
 def _numbers(outputs: PolicyOutputs) -> Array:

@@ -125,6 +125,8 @@ class TrainedPolicy:
         if not self.has_logits:
             raise UserError(f"actions of {self.action_space} are no choices, so they have no logits: use predict()")
         rows, is_batch = self._read(obs, action_mask)
+        if not len(rows):
+            return np.zeros((0, self.actor.head_size), np.float32)
         logits = self._decide(rows, None, memory).head
         return logits if is_batch else logits[0]
 

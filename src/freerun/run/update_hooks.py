@@ -31,6 +31,8 @@ from freerun.settings.registry import find_algorithm
 
 ENV_ARGS_STATE = "changed_env_args"
 """The entry of a checkpoint that holds what `set_env_args` has set."""
+TUNABLES_STATE = "changed_tunables"
+"""The entry of a checkpoint that holds what `change` has set."""
 
 
 class Update:
@@ -192,18 +194,27 @@ class UpdateHooks:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold."""
-        channel = self._channel
-        if channel is None or not channel.env_args:
-            return {}
-        return {ENV_ARGS_STATE: {"published": channel.published, "newest": channel.env_args}}
+        channel, state = self._channel, {}
+        if self._changed_tunables:
+            state[TUNABLES_STATE] = dict(self._changed_tunables)
+        if channel is not None and channel.env_args:
+            state[ENV_ARGS_STATE] = {"published": channel.published, "newest": channel.env_args}
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Give the environments the arguments that they had when the checkpoint was written."""
-        if self._channel is not None and ENV_ARGS_STATE in state:
-            try:
+        """Go on with the arguments of environments and the settings of the algorithm that a checkpoint was written
+        with. How many workers there are, and the like, is the resumed run's own to say."""
+        from freerun.algorithms.learners.learning_tunables import restore_settings  # it imports torch
+
+        algorithm = self.parts.algorithm
+        try:
+            if self._channel is not None and ENV_ARGS_STATE in state:
                 self._channel.restore(**{name: dict(args) for name, args in state[ENV_ARGS_STATE].items()})
-            except (TypeError, ValueError, AttributeError) as error:  # a checkpoint may come from anywhere
-                raise UserError(f"the checkpoint does not fit this run: {error}") from None
+            if TUNABLES_STATE in state:
+                self._changed_tunables = {str(name): float(value) for name, value in state[TUNABLES_STATE].items()}
+                restore_settings(algorithm, find_algorithm(self.parts.config.algo).traits, self._changed_tunables)
+        except (TypeError, ValueError, AttributeError) as error:  # a checkpoint may come from anywhere
+            raise UserError(f"the checkpoint does not fit this run: {error}") from None
 
     def summary(self) -> dict[str, Any]:
         """Return what callbacks have changed, for summary.json: such a run differs from its settings."""

@@ -7,6 +7,7 @@ how fast. So neither is changed unless the user has given a bound for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
@@ -74,6 +75,24 @@ def changeable_settings(algorithm: Any, traits: AlgorithmTraits) -> list[Tunable
     if groups and all(isinstance(group["lr"], Tensor) or not group["params"][0].is_cuda for group in groups):
         tunables.append(_learning_rate(algorithm))
     return tunables
+
+
+def restore_settings(algorithm: Any, traits: AlgorithmTraits, changed: Mapping[str, float]) -> None:
+    """Change the config again as a callback did before a checkpoint; names that are no settings of it are left alone.
+
+    The optimisers are not touched: their learning rates are in the checkpoint, and may have been annealed since.
+    """
+    settings = {MINIBATCH: traits.minibatch_setting, UPDATE_RATIO: traits.update_ratio_setting}
+    settings[LEARNING_RATE] = LEARNING_RATE
+    known = {field.name for field in fields(algorithm.config)}
+    values: dict[str, float] = {}
+    for name, value in changed.items():
+        setting = settings.get(name)
+        if setting in known:
+            is_whole = isinstance(getattr(algorithm.config, setting), int)
+            values[setting] = int(value) if is_whole else float(value)
+    if values:
+        algorithm.reconfigure(replace(algorithm.config, **values))
 
 
 def _parameter_groups(algorithm: Any) -> list[dict[str, Any]]:
