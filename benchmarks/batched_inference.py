@@ -1,7 +1,7 @@
 """Steps per second with images: workers that choose their own actions, beside one batch on the learner's device.
 
 Each case trains PPO for a few seconds on noise of 84 × 84 × 4 bytes, whose steps take a given time, with one epoch per
-update. Nothing is written but what is printed.
+update. Finished cases are kept in batched_inference.json, and a table of them in batched_inference.md.
 
 python benchmarks/batched_inference.py --device cuda --num-workers 16
 """
@@ -18,8 +18,10 @@ import gymnasium
 import numpy as np
 import tyro
 from gymnasium import spaces
+from run_file import RunFile, versions
 
 import freerun
+from freerun.tools.bench.load_meter import processor
 
 NUM_FRAMES = 64
 CASES: dict[str, dict[str, Any]] = {
@@ -40,6 +42,20 @@ class Options:
     steps_per_update: int = 512
     step_seconds: float = 0.0005
     """How long a step of the environment computes."""
+    beside: str = "nothing else ran"
+    """What ran on the machine at the same time, for the report."""
+    output: Path = Path(__file__).parent / "results" / "batched_inference"
+    """Folder for batched_inference.json and .md."""
+
+
+@dataclass(frozen=True)
+class InferenceRun:
+    device: str
+    num_workers: int
+    step_seconds: float
+    network: str
+    case: str
+    steps_per_second: float
 
 
 class BusyPixels(gymnasium.Env[Any, Any]):
@@ -65,29 +81,61 @@ class BusyPixels(gymnasium.Env[Any, Any]):
         return self._frames[self._step % NUM_FRAMES], 1.0, False, self._step == 500, {}
 
 
-def main() -> None:
-    options = tyro.cli(Options, description=__doc__)
-    print(f"{options.num_workers} workers, learner on {options.device}, steps of {options.step_seconds * 1e3:g} ms")
+def measure(options: Options, network: str, case: str) -> float:
+    """Steps per second of one case."""
+    with tempfile.TemporaryDirectory() as scratch:
+        result = freerun.train(
+            "batched_inference:BusyPixels",
+            env_args={"step_seconds": options.step_seconds},
+            network=network,
+            device=options.device,
+            num_workers=options.num_workers,
+            total_steps=options.total_steps,
+            steps_per_update=options.steps_per_update,
+            minibatch_size=options.steps_per_update,
+            num_epochs=1,
+            run_dir=Path(scratch) / "run",
+            quiet=True,
+            **CASES[case],
+        )
+    return float(result.summary["steps_per_second"])
+
+
+def report(records: list[InferenceRun], beside: str) -> str:
+    about = ", ".join(f"{name} {version}" for name, version in versions().items())
+    lines = [
+        "# Actions chosen by workers, and in one batch on the learner's device",
+        "",
+        "`benchmarks/batched_inference.py`: PPO with one epoch per update, on noise of 84 × 84 × 4 bytes.",
+        "",
+        "| learner on | workers | a step takes | network | | steps per second |",
+        "| --- | ---: | ---: | --- | --- | ---: |",
+    ]
+    lines += [
+        f"| {one.device} | {one.num_workers} | {one.step_seconds * 1e3:g} ms | {one.network} | {one.case} | "
+        f"{one.steps_per_second:.0f} |"
+        for one in records
+    ]
+    lines += ["", f"Beside it: {beside}. {processor()}; {about}."]
+    return "\n".join(lines) + "\n"
+
+
+def main(options: Options) -> None:
+    file = RunFile(options.output / "batched_inference.json", InferenceRun)
+    place = (options.device, options.num_workers, options.step_seconds)
+    done = {(one.device, one.num_workers, one.step_seconds, one.network, one.case) for one in file.records}
     for network in options.network:
-        for name, settings in CASES.items():
-            with tempfile.TemporaryDirectory() as scratch:
-                result = freerun.train(
-                    "batched_inference:BusyPixels",
-                    env_args={"step_seconds": options.step_seconds},
-                    network=network,
-                    device=options.device,
-                    num_workers=options.num_workers,
-                    total_steps=options.total_steps,
-                    steps_per_update=options.steps_per_update,
-                    minibatch_size=options.steps_per_update,
-                    num_epochs=1,
-                    run_dir=Path(scratch) / "run",
-                    quiet=True,
-                    **settings,
-                )
-            summary = result.summary
-            print(f"{network:8} {name:45} {summary['steps_per_second']:8.0f} steps/s")
+        for case in CASES:
+            if (*place, network, case) in done:
+                continue
+            run = InferenceRun(*place, network, case, measure(options, network, case))
+            file.records.append(run)
+            file.save()
+            print(f"{network:8} {case:45} {run.steps_per_second:8.0f} steps/s", flush=True)
+    text = report(file.records, options.beside)
+    (options.output / "batched_inference.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Options, description=__doc__))

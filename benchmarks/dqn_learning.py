@@ -90,6 +90,7 @@ class Options:
     tasks: tuple[str, ...] = ("CartPole-v1", "Acrobot-v1")
     """LunarLander-v3 is known too."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    systems: tuple[str, ...] = ("freerun, SB3's settings", "Stable-Baselines3", "freerun, defaults")
     beside: str = "nothing else ran"
     """What ran on the machine at the same time, for the report."""
     output: Path = Path(__file__).parent / "results" / "dqn_learning"
@@ -244,7 +245,8 @@ def main(options: Options) -> None:
     done = {(record.task, record.system, record.seed) for record in file.records}
     for name in options.tasks:
         for seed in options.seeds:
-            for system, train in SYSTEMS.items():
+            for system in options.systems:
+                train = SYSTEMS[system]
                 if options.report_only or (name, system, seed) in done:
                     continue
                 if train is train_sb3 and importlib.util.find_spec("stable_baselines3") is None:

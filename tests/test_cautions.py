@@ -33,7 +33,7 @@ def test_pixels_in_an_mlp_are_told_in_one_line_of_log_and_terminal(run_dir: Path
     assert len(shown) == 1
     for line in (shown[0], logged):
         assert "192 pixels flattened into one row and unscaled (0 to 255)" in line
-        assert "--algo ppo has a CNN for them (docs/images.md)" in line
+        assert "leave --network mlp out, and they get a CNN (docs/images.md)" in line
 
 
 @pytest.mark.parametrize("normalize_obs", [None, True])
@@ -50,7 +50,7 @@ def test_an_algorithm_without_networks_for_images_names_the_one_that_has(
 ) -> None:
     freerun.train(Pixels, run_dir=run_dir, algo="sac", env_args={"is_continuous": True}, **BRIEF)
     (warning,) = warnings_of(caplog)
-    assert "--algo ppo has a CNN for them" in warning
+    assert "choose --algo ppo, and they get a CNN" in warning
 
 
 def test_stacks_of_colour_pictures_need_a_network_of_ones_own(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -520,6 +520,38 @@ class Masked(gymnasium.Env[Any, Any]):
         return {"action_mask": self.mask} if self._masks == "info" else {}
 
 
+class MaskedCut(gymnasium.Env[Any, Any]):
+    """Is truncated after two steps. Step t of three choices allows choice t alone; at the end too, if `tells_last`."""
+
+    def __init__(self, masks: str = "info", tells_last: bool = True):
+        self._masks, self._tells_last = masks, tells_last
+        numbers = spaces.Box(0, 2, (1,), np.float32)
+        self.observation_space: Any = numbers
+        if masks == "observation":
+            self.observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(3), "step": numbers})
+        self.action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._look()
+
+    def step(self, action: Any) -> Step:
+        assert int(action) == self._step
+        self._step += 1
+        obs, info = self._look()
+        return obs, 1.0, False, self._step == 2, info
+
+    def _look(self) -> tuple[Any, dict[str, Any]]:
+        numbers = np.array([self._step], np.float32)
+        mask = (np.arange(3) == self._step).astype(np.int8)
+        if self._step == 2 and not self._tells_last:
+            mask[:] = 0
+        if self._masks == "observation":
+            return {"action_mask": mask, "step": numbers}, {}
+        return numbers, {"action_mask": mask} if mask.any() else {}
+
+
 class MaskedByMethod(Masked):
     """The same with the method that sb3-contrib asks for."""
 

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from toy_envs import Masked, MaskedByMethod
+from toy_envs import Masked, MaskedByMethod, OneBit
 
 from freerun.adapters.action_masks import EnvMasks, MaskSource, find_mask_source
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
@@ -90,8 +90,30 @@ def test_the_ways_to_offer_masks_and_their_order() -> None:
     assert find_mask_source(Masked("nowhere")) is None
 
 
-def test_a_reset_that_fails_is_left_to_the_workers() -> None:
-    assert GymnasiumFactory(Untouched).mask_source is None
+def info_from_elsewhere(mask: Any) -> dict[str, Any]:
+    """Another function than a method of the environment, as that of a library would be."""
+    return {"action_mask": mask}
+
+
+class MaskedElsewhere(OneBit):
+    """Nothing in its own code names a mask."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)[0], info_from_elsewhere([1, 1])
+
+
+def test_masks_are_found_wherever_the_info_is_made() -> None:
+    assert find_mask_source(MaskedElsewhere()) is MaskSource.INFO
+
+
+class ExitsInReset(Masked):
+    def reset(self, **options: Any) -> Any:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("env", [Untouched, ExitsInReset])
+def test_a_reset_that_fails_is_left_to_the_workers(env: type[Masked]) -> None:
+    assert GymnasiumFactory(env).mask_source is None
 
 
 class BrokenMethod(MaskedByMethod):

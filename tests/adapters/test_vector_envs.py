@@ -142,6 +142,23 @@ def test_masks_are_kept_to(mode: str, kind: str, masks: str) -> None:
         assert segment.ended.any()
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("masks", ["info", "observation"])
+@pytest.mark.parametrize("tells_last", [True, False])
+def test_the_mask_of_a_last_observation_is_that_of_its_own_episode(mode: str, masks: str, tells_last: bool) -> None:
+    """DQN needs it after a truncation. Here all environments end at once, and then none may give a mask."""
+    expected = [[0, 1, 0], [0, 0, tells_last]] * 2
+    env_args = {"env": "MaskedCut", "mode": mode, "masks": masks, "tells_last": tells_last}
+    rollout = make_rollout("toy_vectors:synced", 2, **env_args)
+    segment = next(rollout.segments(4, next_from(itertools.count())))
+    parts = without_resting_rows([segment.copy()])
+    ends = np.concatenate([part.next_obs[:, 0, 1:] for part in parts])[:4]
+    assert ends.tolist() == expected
+    one = GymnasiumFactory("toy_vectors:synced", env_args).make_one()
+    one.reset(seed=0)
+    assert [one.step(choice)[0][1:].tolist() for choice in (0, 1)] == expected[:2]
+
+
 def test_gymnasium_s_own_vector_cart_pole() -> None:
     factory = GymnasiumFactory("vector:CartPole-v1")
     assert factory.spec.batch_reset is BatchReset.NEXT_STEP

@@ -19,6 +19,7 @@ from freerun.algorithms.policies.image_layers import (
     chosen_network,
     output_size,
     padded,
+    size_and_channels,
 )
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.policies.networks import TrunkNetwork
@@ -156,6 +157,24 @@ def test_workers_compute_what_the_learner_computes(kind: str, network: str, norm
     action = act(rows[0], noise[0], one_head)
     np.testing.assert_allclose(one_head, decision.head[0], atol=1e-5)
     np.testing.assert_allclose(action, decision.action[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size_and_number"),
+    [
+        ((84, 84, 3), (84, 84, 3)),
+        ((4, 84, 84), (84, 84, 4)),
+        ((210, 160, 3), (210, 160, 3)),
+        ((3, 210, 160), (210, 160, 3)),
+        ((8, 8, 111), (8, 8, 111)),  # a chess board has more planes than squares on a side
+        ((111, 8, 8), (8, 8, 111)),
+        ((5, 5, 5), (5, 5, 5)),
+    ],
+)
+def test_which_size_of_an_image_is_that_of_its_channels(
+    shape: tuple[int, int, int], size_and_number: tuple[int, int, int]
+) -> None:
+    assert size_and_channels(shape) == size_and_number
 
 
 def test_channels_first_or_last_makes_no_difference() -> None:

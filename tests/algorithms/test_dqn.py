@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,15 @@ def test_the_target_network_follows(rate: float, interval: int, expected: list[f
         nets.follow()
         found.append(nets.target_weights[0].item())
     assert found == expected
+
+
+def test_weights_begin_small() -> None:
+    """As those of torch.nn.Linear: larger ones made values less stable than Stable-Baselines3's."""
+    nets = DQN(ENV, DQNConfig(hidden_sizes=(64, 64)), 0, "cpu", False).agent.networks
+    for layer in nets.online:
+        if isinstance(layer, torch.nn.Linear):
+            limit = 1 / math.sqrt(layer.in_features)
+            assert 0.8 * limit < layer.weight.abs().max().item() <= limit
 
 
 # ---------------------------------------------------------------------------------------------- masks

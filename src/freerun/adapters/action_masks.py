@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from types import CodeType, FunctionType
 from typing import Any
 
 import gymnasium
@@ -32,19 +31,18 @@ class MaskSource(Enum):
 
 
 def find_mask_source(env: Env) -> MaskSource | None:
-    """Find out whether an environment has masks. It is reset once if its code names the key of an info."""
+    """Find out where an environment has masks. One with discrete actions that does not tell otherwise is reset once."""
     space = getattr(env, "observation_space", None)
     if isinstance(space, spaces.Dict) and MASK_KEY in space.spaces:
         return MaskSource.OBSERVATION
     if env.has_wrapper_attr(MASK_METHOD):
         return MaskSource.METHOD
-    # Only a reset tells what the info holds. It may be slow, and it may hang or kill the process, which belongs into a
-    # worker: so it is tried only where there is a reason to.
-    if not _names_mask_key(env):
+    if not has_choices(getattr(env, "action_space", None)):
         return None
+    # Nothing but a reset tells what an info holds.
     try:
-        info = env.reset(seed=0)[1]
-    except Exception:  # a worker will meet it again, and report it with the seed of its episode
+        _, info = env.reset(seed=0)
+    except (Exception, SystemExit):  # a worker will meet it again, and report it with the seed of its episode
         return None
     return MaskSource.INFO if isinstance(info, Mapping) and MASK_KEY in info else None
 
@@ -57,30 +55,6 @@ def has_choices(action_space: object) -> bool:
 def usable_mask_source(env: Env) -> MaskSource | None:
     """Where an environment has masks for discrete actions."""
     return find_mask_source(env) if has_choices(getattr(env, "action_space", None)) else None
-
-
-def _names_mask_key(env: Env) -> bool:
-    """True if a method of the environment, or of a wrapper around it, contains the key of masks."""
-    return any(_holds_key(method.__code__, method.__globals__) for method in _methods(env))
-
-
-def _methods(env: Env) -> Iterator[FunctionType]:
-    while True:
-        for kind in type(env).__mro__:
-            yield from (method for method in vars(kind).values() if isinstance(method, FunctionType))
-        if not isinstance(env, gymnasium.Wrapper):
-            return
-        env = env.env
-
-
-def _holds_key(constant: object, names: Mapping[str, object]) -> bool:
-    """True if a constant of Python code is the key, or contains it; `names` are the global names of that code."""
-    if isinstance(constant, CodeType):
-        named = any(isinstance(names.get(name), str) and names[name] == MASK_KEY for name in constant.co_names)
-        return named or any(_holds_key(part, names) for part in constant.co_consts)
-    if isinstance(constant, tuple):
-        return any(_holds_key(part, names) for part in constant)
-    return isinstance(constant, str) and constant == MASK_KEY
 
 
 class MaskReader:
@@ -107,6 +81,16 @@ class MaskReader:
             raise ValueError(f"it has {len(mask)} numbers, but there are {self.size} choices: give one for each choice")
         return mask
 
+    def read_last(self, holder: Any) -> Mask:
+        """Read the mask at the end of an episode from an info or an observation.
+
+        No action follows, so environments may leave it out; then it is empty. After a truncation, a value function of
+        actions (DQN) asks for the best of those that would be allowed."""
+        try:
+            return self.read(holder.get(MASK_KEY) if isinstance(holder, Mapping) else None)
+        except (TypeError, ValueError):  # it may be anything there
+            return np.zeros(self.size, np.bool_)
+
     def allows_something(self, mask: Mask) -> Any:
         """True if there is a choice for every action; of several masks [B, choices], an array [B]."""
         return np.logical_or.reduceat(mask, self.first_choices, axis=-1).all(axis=-1)
@@ -124,20 +108,10 @@ class EnvMasks:
         parts = np.split(mask.astype(np.int8), self._reader.first_choices[1:])
         return space.sample(parts[0] if isinstance(space, spaces.Discrete) else tuple(parts))
 
-    def _read_last(self, obs: Any, info: Any) -> Mask:
-        """The mask at the end of an episode. No action follows, so environments may leave it out; then it is empty.
-
-        After a truncation, a value function of actions (DQN) asks for the best of those that would be allowed."""
-        holder = {MaskSource.OBSERVATION: obs, MaskSource.INFO: info}.get(self._source)
-        try:
-            return self._reader.read(holder.get(MASK_KEY) if isinstance(holder, Mapping) else None)
-        except (TypeError, ValueError):  # it may be anything there
-            return np.zeros(self._reader.size, np.bool_)
-
     def read(self, env: Env, obs: Any, info: Any, place: str, has_ended: bool) -> Mask:
         """Return the mask for the next action. `place` says where the episode is, for errors."""
         if has_ended:
-            return self._read_last(obs, info)
+            return self._reader.read_last({MaskSource.OBSERVATION: obs, MaskSource.INFO: info}.get(self._source))
         found = self._call_method(env, place) if self._source is MaskSource.METHOD else None
         try:
             if self._source is not MaskSource.METHOD:

@@ -23,7 +23,7 @@ from freerun.core import Array, BatchReset, EnvFailure, EnvSpec, StepResult, Use
 AnyVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 VECTOR_PREFIX, ENVPOOL_PREFIX = "vector:", "envpool:"
 """ENV as vector:ID is Gymnasium's own vector version of an environment, and as envpool:ID that of EnvPool."""
-FINAL_OBS = "final_obs"
+FINAL_OBS, FINAL_INFO = "final_obs", "final_info"
 BATCH_RESETS = {
     AutoresetMode.DISABLED: BatchReset.ON_CALL,
     AutoresetMode.SAME_STEP: BatchReset.SAME_STEP,
@@ -140,14 +140,16 @@ class OneOfVector(gymnasium.Env[Any, Any]):
         obs, reward, terminated, truncated, infos = self.vector.step(actions)
         has_ended = bool(terminated[0] or truncated[0])
         is_next = has_ended and self.batch_reset is BatchReset.SAME_STEP
+        # Observation and info are then those of the next episode, which nobody has begun here.
         shown = final_obs_of(infos, 0) if is_next else self._first(obs)
-        return shown, float(reward[0]), bool(terminated[0]), bool(truncated[0]), self._first_info(infos)
+        info = self._first_info(infos.get(FINAL_INFO, {}) if is_next else infos)
+        return shown, float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def _first(self, obs: Any) -> Any:
         return next(iter(iterate(self.vector.observation_space, obs)))
 
     def _first_info(self, infos: Mapping[str, Any]) -> dict[str, Any]:
-        """What freerun reads of an info. A method, because `find_mask_source` looks for the key in those."""
+        """What freerun reads of an info."""
         return {MASK_KEY: _part(infos[MASK_KEY], 0)} if MASK_KEY in infos else {}
 
     def render(self) -> Any:
@@ -233,9 +235,9 @@ class NativeVectorEnvs:
             self._obs = final_obs = self._read(obs, infos, np.zeros_like(ended))
             if ended.any():
                 final_obs = self._obs.copy()
-                no_mask = None if self._mask_reader is None else np.zeros(self._mask_reader.size, np.bool_)
                 for index in np.flatnonzero(ended).tolist():
-                    final_obs[index] = self._adapter.read(final_obs_of(infos, index), no_mask)
+                    last = final_obs_of(infos, index)
+                    final_obs[index] = self._adapter.read(last, self._read_last_mask(last, infos, index))
             return StepResult(self._obs, final_obs, reward, terminated, truncated)
         self._obs = self._read(obs, infos, (ended | ~self._is_playing) if on_call else ended)
         if on_call:
@@ -244,7 +246,7 @@ class NativeVectorEnvs:
         return StepResult(self._obs, self._obs, reward, terminated, truncated)
 
     def _read(self, obs: Any, infos: Mapping[str, Any], rests: Mask) -> Array:
-        """The observations as rows. Where an environment rests, no action follows, and no mask is asked for."""
+        """The observations as rows. Where an environment rests, no action follows, so that its mask may be missing."""
         masks = None if self._mask_reader is None else self._read_masks(self._mask_reader, obs, infos, rests)
         space = self.spec.observation_space
         if self._is_plain:
@@ -264,15 +266,18 @@ class NativeVectorEnvs:
 
     def _read_masks(self, reader: MaskReader, obs: Any, infos: Mapping[str, Any], rests: Mask) -> Mask:
         found = (obs if self._mask_source is MaskSource.OBSERVATION else infos).get(MASK_KEY)
-        if found is None:
-            raise UserError(f'the action masks are missing: the vector environment\'s info has no "{MASK_KEY}"')
         masks = np.zeros((self.num_envs, reader.size), np.bool_)
+        if found is None:
+            if rests.all():
+                return masks
+            raise UserError(f'the action masks are missing: the vector environment\'s info has no "{MASK_KEY}"')
         if getattr(found, "shape", None) == masks.shape:
-            masks[~rests] = found[~rests] != 0
+            masks[...] = found != 0
         else:  # a tuple of several masks for each environment
-            for index in np.flatnonzero(~rests).tolist():
+            for index, is_resting in enumerate(rests.tolist()):
+                mask = _part(found, index)
                 try:
-                    masks[index] = reader.read(_part(found, index))
+                    masks[index] = reader.read_last({MASK_KEY: mask}) if is_resting else reader.read(mask)
                 except (TypeError, ValueError) as error:
                     raise UserError(f"the action mask of environment {index} cannot be read: {error}") from None
         if not (reader.allows_something(masks) | rests).all():
@@ -281,6 +286,15 @@ class NativeVectorEnvs:
                 "at least one, or end the episode there"
             )
         return masks
+
+    def _read_last_mask(self, last: Any, infos: Mapping[str, Any], index: int) -> Mask | None:
+        """The mask that goes with the last observation of an episode; None if observations have no masks."""
+        if self._mask_reader is None:
+            return None
+        if self._mask_source is MaskSource.OBSERVATION:
+            return self._mask_reader.read_last(last)
+        masks = infos.get(FINAL_INFO, {}).get(MASK_KEY)
+        return self._mask_reader.read_last({} if masks is None else {MASK_KEY: _part(masks, index)})
 
     @contextlib.contextmanager
     def _failures(self, doing: str) -> Iterator[None]:

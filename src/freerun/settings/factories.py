@@ -193,7 +193,8 @@ def cautions(config: AnyConfig, factory: GymnasiumFactory | TensorEnvs, algorith
     if factory.image_shape is not None and isinstance(algorithm.policy, MLPActor | MemoryActor):
         raw = images_go_raw(factory.image_shape)
         if factory.spec.images:
-            advice = f"--algo {_first_with_network()} has a CNN for them (docs/images.md)"
+            remedy = "leave --network mlp out" if traits.has_network else f"choose --algo {_first_with_network()}"
+            advice = f"{remedy}, and they get a CNN (docs/images.md)"
         else:
             first = "" if traits.has_network else f"choose --algo {_first_with_network()} and "
             advice = f"{first}{IMAGE_ADVICE}"

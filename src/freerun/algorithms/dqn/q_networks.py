@@ -23,7 +23,13 @@ class QNetworks:
         sizes = (spec.obs_size, *spec.hidden_sizes, self.num_actions + config.duelling)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            online = mlp(sizes, spec.activation, output_gain=0.01)
+            online = mlp(sizes, spec.activation, output_gain=1.0)
+            for layer in online:
+                if isinstance(layer, nn.Linear):
+                    # Weights and biases ~ U(-1 / sqrt(inputs), 1 / sqrt(inputs)), torch's own choice and that of
+                    # Stable-Baselines3. PPO's orthogonal weights are larger, and the values of CartPole collapsed more
+                    # often with them.
+                    layer.reset_parameters()
         self.online = online.to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.weights = flatten_parameters(self.online)

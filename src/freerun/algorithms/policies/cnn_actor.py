@@ -1,6 +1,6 @@
 """The policy that workers run for images: a small CNN in numpy.
 
-For one image it takes about half of torch's time (`benchmarks/image_actors.py`), and workers do without torch.
+For one image it takes less time than torch (`benchmarks/image_actors.py`), and workers do without torch.
 """
 
 from __future__ import annotations

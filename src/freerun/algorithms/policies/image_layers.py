@@ -53,8 +53,14 @@ def chosen_network(network: str | None, env: EnvSpec) -> str | None:
 
 
 def has_channels_first(shape: tuple[int, int, int]) -> bool:
-    """True for [channels, height, width]. There are fewer channels than pixels on a side."""
-    return shape[0] < shape[2]
+    """True for [channels, height, width].
+
+    An image of which only two neighbouring sizes are equal is a square: that of a chess board may have more channels
+    than pixels on a side. Otherwise there are fewer channels than pixels on a side."""
+    first, second, third = shape
+    if (first == second) != (second == third):
+        return second == third
+    return first < third
 
 
 def size_and_channels(shape: tuple[int, int, int]) -> tuple[int, int, int]:

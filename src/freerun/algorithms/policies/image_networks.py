@@ -100,14 +100,14 @@ class ImageTrunk(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         parts = []
         for image, scale, encoder in zip(self._images, self._scales, self.encoders, strict=True):
-            # Bytes become floats only here, minibatch by minibatch.
-            pixels = rows[:, image.start : image.stop].float() * scale
-            pixels = pixels.reshape(-1, *image.shape)
+            pixels = rows[:, image.start : image.stop].reshape(-1, *image.shape)
             pixels = pixels if has_channels_first(image.shape) else pixels.permute(0, 3, 1, 2)
             if rows.device.type == "cpu":
                 # With channels last in memory, a gradient step of the Nature CNN takes a quarter less time there.
+                # Bytes are put into that order faster than floats.
                 pixels = pixels.contiguous(memory_format=torch.channels_last)
-            parts.append(encoder(pixels))
+            # Bytes become floats only here, minibatch by minibatch.
+            parts.append(encoder(pixels.float() * scale))
         parts += [rows[:, columns].float() for columns in self._others]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

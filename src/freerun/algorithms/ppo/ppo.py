@@ -62,7 +62,7 @@ from freerun.cuda_graphs import GraphedFunction
 
 ENTROPY_ROWS = 4096
 """The entropy metric is measured on this many rows, which is precise enough."""
-ENTROPY_ROWS_OF_IMAGES = 512
+ENTROPY_ROWS_OF_IMAGES = 256
 """The same for networks that are no MLPs: on a CPU, a CNN takes a quarter of a millisecond for a row."""
 MAX_KL_FACTOR = 1.5
 """An update stops once the KL divergence exceeds `target_kl` by this factor, as in OpenAI's Spinning Up."""

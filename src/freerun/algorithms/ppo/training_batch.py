@@ -43,7 +43,8 @@ class TrainingBatch(NamedTuple):
 
     def select(self, rows: Tensor) -> TrainingBatch:
         """A minibatch."""
-        return TrainingBatch(*(column[rows] for column in self))
+        # index_select takes half the time of column[rows] on a CPU, which counts where rows are images.
+        return TrainingBatch(*(column.index_select(0, rows) for column in self))
 
 
 class TensorGrid(NamedTuple):
@@ -231,12 +232,17 @@ def prepare_flat_batch(
     next_obs = net.normalize(batch.boundary_next_obs)
     seen, next_seen = (obs, next_obs) if remember is None else remember(obs, next_obs)
     lag = version - batch.version
-    value = _in_parts(net.value, seen)
+
+    def values(rows: Tensor) -> tuple[Tensor]:
+        return (net.value(rows),)
+
     proximal = behaviour
     # This waits for the device, but spares a pass through the actor in all modes without lag.
     if lag.any():
-        head = _in_parts(net.head, seen)
+        head, value = _in_parts(net.head_and_value, seen)
         proximal = proximal_log_prob(behaviour, net.log_prob(head, action), lag)
+    else:
+        (value,) = _in_parts(values, seen)
     weight = importance_weight(proximal, behaviour, _max_weight(config))
     if not len(value):  # other learners have all rows of this update
         return TrainingBatch(obs, action, proximal, weight, value, value, value)
@@ -245,7 +251,7 @@ def prepare_flat_batch(
     next_value = torch.zeros_like(value)
     has_next_row = mask[:-1] & mask[1:]
     next_value[rows[:-1][has_next_row]] = value[rows[1:][has_next_row]]
-    next_value[batch.boundary] = _in_parts(net.value, next_seen)
+    (next_value[batch.boundary],) = _in_parts(values, next_seen)
     # Padding stands for row 0. Its numbers are computed with, but `ended` keeps them apart and `mask` drops them.
     terminated, ended = batch.terminated[rows], batch.ended[rows] | ~mask
     ended[:-1] |= ~mask[1:]  # a segment may end before its episode: nothing flows back from beyond it
@@ -258,13 +264,14 @@ def prepare_flat_batch(
     return TrainingBatch(obs, action, proximal, weight, flat[0], flat[1] + value, value)
 
 
-def _in_parts(compute: Callable[[Tensor], Tensor], obs: Tensor) -> Tensor:
+def _in_parts(compute: Callable[[Tensor], tuple[Tensor, ...]], obs: Tensor) -> tuple[Tensor, ...]:
     """Apply a network to all rows. Images go through it in parts: what its layers compute takes ten times their memory.
 
     MLPs take all rows at once, which is faster."""
     if obs.shape[1] < LARGE_ROW or len(obs) <= ROWS_OF_IMAGES:
         return compute(obs)
-    return torch.cat([compute(part) for part in torch.split(obs, ROWS_OF_IMAGES)])
+    parts = [compute(part) for part in torch.split(obs, ROWS_OF_IMAGES)]
+    return tuple(torch.cat(of_one) for of_one in zip(*parts, strict=True))
 
 
 def proximal_log_prob(behaviour: Tensor, recomputed: Tensor, lag: Tensor) -> Tensor:
