@@ -2,14 +2,14 @@
 
 Run it in the environment that `make test-federated` makes: build/federated/bin/python benchmarks/federation.py
 
-`own` trains every site alone. `pooled` is training on all sites' data: one learner gets the episodes of all four, as
-many in each update and in all as the four sites together. `pooled-small` has as many in all, in four times as many
-updates. The others share weights; their minibatches are a quarter of those of `pooled`, which four sites together make
-whole, and their learning rate is twice as high. All are judged on fresh episodes of every site.
+`pooled` is training on all sites' data, with the settings of the preset: one learner gets the episodes of all four, as
+many in each update and in all as the four sites together. `pooled-large` has as many in all, in a quarter of the
+updates. The others share their policies after every few updates, as float16, and keep their critics (`SITE_SETTINGS`,
+`SHARING`). `own` trains every site alone, with the same settings. All are judged on fresh episodes of every site.
 
-Bytes are those that leave or reach the sites: weights and moments of every round, or the observations, actions,
-rewards, log-probabilities and ends of every step, as freerun's workers send them. (The policies that go back to the
-sites of `pooled` are left out.) Finished trainings are kept, so an interrupted benchmark continues.
+Bytes are those that leave or reach the sites: weights and moments of the start, of every round and of the end, or the
+observations, actions, rewards, log-probabilities and ends of every step, as freerun's workers send them. (The policies
+that go back to the sites of `pooled` are left out.) Finished trainings are kept, so an interrupted benchmark continues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import tyro
@@ -34,7 +34,7 @@ from freerun.core import FloatArray
 from freerun.settings.presets import settings_of
 from freerun.settings.registry import make_config
 from freerun.tools.federation.federation import federate
-from freerun.tools.federation.federation_options import FederationOptions
+from freerun.tools.federation.federation_options import FederationOptions, Strategy
 from freerun_envs.network_defence import NetworkDefenceVector
 from freerun_envs.single_network import NetworkDefence
 
@@ -44,12 +44,15 @@ SITES: dict[str, dict[str, Any]] = {
     "b-line-50": {"red_agent": "B_lineAgent", "episode_steps": 50},
     "meander-50": {"red_agent": "RedMeanderAgent", "episode_steps": 50},
 }
-STRATEGIES = ("fedavg", "fedprox", "fedadam", "fedmedian")
+STRATEGIES = get_args(Strategy)
 HIDDEN_SIZES = (64, 64)
-EPISODES_PER_UPDATE = 40
-MINIBATCH_SIZE = 500
-SITE_LEARNING_RATE = 4e-3
-"""Of sites that share weights; the others have the preset's 2e-3."""
+EPISODES_PER_UPDATE, MINIBATCH_SIZE = 40, 500
+"""Of `pooled`, as in the preset."""
+SITE_SETTINGS = {"episodes_per_update": EPISODES_PER_UPDATE // 4, "minibatch_size": 250, "learning_rate": 4e-3}
+"""Of each site: its part of an update of `pooled`. Its minibatches are half of those of `pooled` and so noisier, which
+makes Adam's steps in the common direction of all sites smaller: hence twice the preset's learning rate."""
+SHARING: dict[str, Any] = {"updates_per_round": 5, "share": "policy", "send_as": "float16"}
+SERVER_LEARNING_RATES = {"fedavgm": 1.5, "fedadam": 0.01}
 SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 """What PPO needs of a step from whoever collected it."""
 
@@ -58,10 +61,8 @@ SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 class Options:
     episodes: int = 2000
     """Episodes of each site."""
-    updates_per_round: int = 3
-    """Updates between two exchanges."""
     seeds: tuple[int, ...] = (0, 1)
-    systems: tuple[str, ...] = ("own", "pooled", "pooled-small", *STRATEGIES)
+    systems: tuple[str, ...] = ("own", "pooled", "pooled-large", *STRATEGIES)
     num_workers: int = 1
     """Workers of each training."""
     eval_episodes: int = 400
@@ -136,33 +137,33 @@ def train(system: str, seed: int, options: Options, folder: Path) -> list[Traine
     if system == "own":
         found = []
         for number, (name, site) in enumerate(SITES.items()):
-            config = {**settings(options, seed * len(SITES) + number, options.episodes), **site}
+            config = {**settings(options, seed * len(SITES) + number, options.episodes), **SITE_SETTINGS, **site}
             run_dir = freerun.train(**config, run_dir=folder / name).run_dir
             found.append((f"own: {name}", run_dir, 0))
     elif system.startswith("pooled"):
         config = settings(options, seed, len(SITES) * options.episodes)
-        if system == "pooled":
+        if system == "pooled-large":
             config["episodes_per_update"] *= len(SITES)
         MeasuredPPO.num_bytes = 0
         run_dir = freerun.train(**{**config, "env": AllSites, "algo": MeasuredPPO}, run_dir=folder / "run").run_dir
         found = [(system, run_dir, MeasuredPPO.num_bytes)]
     else:
-        num_updates = options.episodes // EPISODES_PER_UPDATE
         federation = FederationOptions(
-            rounds=num_updates // options.updates_per_round,
-            updates_per_round=options.updates_per_round,
+            rounds=options.episodes // (SITE_SETTINGS["episodes_per_update"] * SHARING["updates_per_round"]),
             strategy=system,  # type: ignore[arg-type]
+            server_learning_rate=SERVER_LEARNING_RATES.get(system),
+            **SHARING,
         )
-        # A site's minibatch is its share of one of `pooled`, so that both take as many gradient steps per update. Its
-        # gradients are noisier, which makes Adam's steps in their common direction smaller: hence the learning rate.
-        shares = {"minibatch_size": MINIBATCH_SIZE // len(SITES), "learning_rate": SITE_LEARNING_RATE}
         sites = {
-            name: make_config({**settings(options, seed * len(SITES) + number, options.episodes), **shares, **site})
+            name: make_config(
+                {**settings(options, seed * len(SITES) + number, options.episodes), **SITE_SETTINGS, **site}
+            )
             for number, (name, site) in enumerate(SITES.items())
         }
         result = federate(sites, federation, folder / "federation")
-        num_bytes = sum(figures["bytes_up"] + figures["bytes_down"] for figures in result.rounds)
-        found = [(system, next(iter(result.run_dirs.values())), num_bytes)]
+        of_rounds = [figures["bytes_up"] + figures["bytes_down"] for figures in result.rounds]
+        # Before the first round, all sites say what they begin with; after the last one, all get what was learned.
+        found = [(system, next(iter(result.run_dirs.values())), sum(of_rounds) + of_rounds[-1])]
     seconds = time.perf_counter() - began
     return [
         Trained(name, seed, judge(run_dir, options.eval_episodes), num_bytes, seconds, versions())
@@ -192,13 +193,14 @@ def write(runs: Sequence[Trained], options: Options) -> None:
     lines = [
         "# One defender of four networks, by federated learning",
         "",
-        f"Mean returns on {options.eval_episodes} fresh episodes of each site, means over the seeds "
-        f"{', '.join(str(seed) for seed in sorted({run.seed for run in runs}))}; {options.episodes:,} episodes of "
-        f"training per site, an exchange every {options.updates_per_round} updates. `benchmarks/federation.py` says "
-        "what the rows are, and wrote this.",
+        f"Mean returns on {options.eval_episodes} fresh episodes of each site, and their mean over seeds; up to "
+        f"{options.episodes:,} episodes of training per site. `benchmarks/federation.py` says what the rows are, and "
+        "wrote this.",
         "",
-        "| defender | " + " | ".join(f"{name}" for name in SITES) + " | mean | lowest–highest | MB | of `pooled` |",
-        "| --- |" + " ---: |" * (len(SITES) + 4),
+        "| defender | seeds | "
+        + " | ".join(f"{name}" for name in SITES)
+        + " | mean | lowest–highest | MB | of `pooled` |",
+        "| --- |" + " ---: |" * (len(SITES) + 5),
     ]
     for system in systems:
         found = [run for run in runs if run.system == system]
@@ -209,7 +211,7 @@ def write(runs: Sequence[Trained], options: Options) -> None:
         cells = [f"{score:.2f}" for score in scores.values()]
         spread = f"{min(means):.2f}–{max(means):.2f}"
         lines.append(
-            f"| {system} | {' | '.join(cells)} | {statistics.fmean(means):.2f} | {spread} | "
+            f"| {system} | {len(found)} | {' | '.join(cells)} | {statistics.fmean(means):.2f} | {spread} | "
             f"{num_bytes / 1e6:.2f} | {share} |"
         )
     (options.output / "federation.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

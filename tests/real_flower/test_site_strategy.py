@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from freerun.core import LearnerFailure, UserError
 from freerun.tools.federation import flower_records as records
-from freerun.tools.federation.federation_options import FederationOptions
+from freerun.tools.federation.federation_options import FederationOptions, Strategy
 from freerun.tools.federation.moment_merging import make_moments
 from freerun.tools.federation.server_app import options_of
 from freerun.tools.federation.shared_state import SharedState
@@ -48,11 +49,17 @@ class Server:
 
     def __init__(self, num_sites: int, start: SharedState, **options: Any):
         self.rounds: list[dict[str, Any]] = []
-        inner = make_strategy(FederationOptions(**options), num_sites)
-        self.strategy = SiteStrategy(inner, start, 5, lambda figures, shared: self.rounds.append(figures))
+        chosen = FederationOptions(**options, updates_per_round=5)
+        inner = make_strategy(chosen, num_sites)
+        self.strategy = SiteStrategy(inner, start, chosen, lambda figures, shared: self.rounds.append(figures))
         self._nodes = Nodes(num_sites)
 
-    def round(self, answers: dict[str, SharedState], steps: dict[str, Any] | None = None) -> SharedState:
+    def round(
+        self,
+        answers: dict[str, SharedState],
+        steps: dict[str, Any] | None = None,
+        extra: Callable[[str, RecordDict], None] = lambda name, content: None,
+    ) -> SharedState:
         """Send the weights out, take these answers in, and return what was made of them."""
         number = len(self.rounds) + 1
         arrays = records.to_arrays(self.strategy.shared.weights)
@@ -63,8 +70,10 @@ class Server:
             num_steps = (steps or {}).get(name, 100)
             site = ConfigRecord({records.NAME: name, records.MOMENTS: shared.packed_moments()})
             metrics = MetricRecord({records.STEPS: num_steps, records.RETURN: 1.0})
-            content = {records.ARRAYS: records.to_arrays(shared.weights), records.METRICS: metrics, records.SITE: site}
-            replies.append(Message(RecordDict(content), reply_to=message))
+            arrays = records.to_arrays(shared.weights)
+            content = RecordDict({records.ARRAYS: arrays, records.METRICS: metrics, records.SITE: site})
+            extra(name, content)
+            replies.append(Message(content, reply_to=message))
         self.strategy.aggregate_train(number, replies)
         return self.strategy.shared
 
@@ -106,7 +115,7 @@ def test_the_order_of_the_answers_does_not_matter() -> None:
     np.testing.assert_array_equal(first.weights["net/w"], second.weights["net/w"])
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam", "fedmedian"])
+@pytest.mark.parametrize("strategy", get_args(Strategy))
 def test_garbage_costs_a_site_its_round(strategy: str) -> None:
     garbage = {
         "not finite": state([np.nan, 1.0]),
@@ -146,7 +155,58 @@ def test_the_median_holds_against_poison_and_the_mean_does_not() -> None:
     assert Server(4, state([0.0])).weights(poisoned)[0] < -1e5
 
 
-def test_two_sites_of_one_name_are_one() -> None:
+def more_records(name: str, content: RecordDict) -> None:
+    if name == "rogue":
+        content["more"] = MetricRecord({"a": 1.0})
+        content["weights"] = records.to_arrays({"a": np.ones(2, np.float32)})
+
+
+def more_metrics(name: str, content: RecordDict) -> None:
+    if name == "rogue":
+        content[records.METRICS]["a"] = 1.0
+
+
+def a_list_for_a_number(name: str, content: RecordDict) -> None:
+    if name == "rogue":
+        content[records.METRICS][records.RETURN] = [1.0, 2.0]
+
+
+@pytest.mark.parametrize("extra", [more_records, more_metrics, a_list_for_a_number])
+@pytest.mark.parametrize("strategy", get_args(Strategy))
+def test_no_odd_message_ends_the_federation(strategy: str, extra: Callable[[str, RecordDict], None]) -> None:
+    """Flower refuses to put a round together if the messages of sites have different records."""
+    server = Server(3, state([0.0]), strategy=strategy)
+    merged = server.round({"a": state([1.0]), "b": state([1.0]), "rogue": state([1.0])}, extra=extra)
+    assert merged.weights["net/w"][0] > 0
+    assert {"a", "b"} <= server.rounds[0]["sites"].keys()
+
+
+def test_weights_travel_as_float16_and_are_added_up_as_float32() -> None:
+    exact, half = (Server(2, state(np.full(1000, 0.1)), send_as=send_as) for send_as in ("exact", "float16"))
+    answers = {"a": state(np.full(1000, 0.1)), "b": state(np.full(1000, 0.2))}
+    for server in (exact, half):
+        sent = list(
+            server.strategy.configure_train(
+                1, records.to_arrays(server.strategy.shared.weights), ConfigRecord(), Nodes(2)
+            )
+        )
+        received = records.read_shared(sent[0].content, records.CONFIG).weights["net/w"]
+        assert received.dtype == np.float32
+        np.testing.assert_allclose(received, 0.1, rtol=5e-4 if server is half else 1e-7)
+        merged = server.round(answers).weights["net/w"]
+        assert merged.dtype == np.float32
+        np.testing.assert_allclose(merged, 0.15, rtol=1e-6)  # what is put together is not rounded
+    assert half.rounds[0]["bytes_down"] < 0.7 * exact.rounds[0]["bytes_down"]
+    too_large = records.to_weights(records.to_arrays({"w": np.array([1e6], np.float32)}, "float16"))
+    assert np.isinf(too_large["w"]).all()
+
+
+def test_fedavgm_goes_beyond_the_mean() -> None:
+    server = Server(2, state([1.0]), strategy="fedavgm", server_learning_rate=1.5)
+    np.testing.assert_allclose(server.weights({"a": state([2.0]), "b": state([4.0])}), [1.0 + 1.5 * 2.0])
+
+
+def test_two_sites_of_one_name_are_two() -> None:
     server = Server(2, state([0.0]))
     arrays = records.to_arrays(server.strategy.shared.weights)
     replies: list[Message] = []
@@ -159,8 +219,9 @@ def test_two_sites_of_one_name_are_one() -> None:
         }
         replies.append(Message(RecordDict(content), reply_to=message))
     server.strategy.aggregate_train(1, replies)
-    assert server.strategy.shared.weights["net/w"].tolist() == [1.0]
-    assert list(server.rounds[0]["refused"].values()) == ["it has the name of another site"]
+    # Otherwise a rogue could cost any site its rounds, by taking its name.
+    assert server.strategy.shared.weights["net/w"].tolist() == [1.5]
+    assert [name.partition(" (node ")[0] for name in server.rounds[0]["sites"]] == ["twin", "twin"]
 
 
 def test_fedadam_takes_a_step_of_its_own() -> None:
@@ -190,3 +251,8 @@ def test_a_run_config_has_the_names_of_the_flags() -> None:
     assert options_of(config) == FederationOptions(strategy="fedmedian", updates_per_round=7)
     with pytest.raises(UserError, match="unknown entry 'round'"):
         options_of({"round": 3})
+    # Flower takes any text. A misspelt word must not turn privacy off.
+    with pytest.raises(UserError, match="there is no --privacy centrall: use none, central, local"):
+        options_of({"privacy": "centrall"})
+    with pytest.raises(UserError, match="there is no --strategy krum"):
+        options_of({"strategy": "krum"})

@@ -240,6 +240,9 @@ class AlgorithmTraits:
     """It has a method `importance(segment)`, which --queue-priority td-error needs."""
     has_proximal_term: bool = False
     """It has a method `stay_near(strength)`, which FedProx needs (docs/federated.md)."""
+    critic_parts: tuple[str, ...] = ()
+    """The beginnings of those paths within `learned` that judge actions and do not choose them, such as net/critic. The
+    sites of a federation may keep them to themselves (--share policy)."""
     has_acceleration: bool = False
     """It has a setting `acceleration`: whether its gradient steps are recorded as CUDA graphs."""
     has_network: bool = False

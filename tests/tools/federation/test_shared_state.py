@@ -7,7 +7,7 @@ import pytest
 
 from freerun.core import UserError
 from freerun.tools.federation.moment_merging import make_moments
-from freerun.tools.federation.shared_state import SharedState, check, unpack_moments
+from freerun.tools.federation.shared_state import SharedState, fitted, most_usual, unpack_moments
 
 GOOD = SharedState({"net/w": np.ones((2, 3), np.float32)}, {"obs": make_moments(3, [1.0, 2.0], [0.5, 0.0])})
 
@@ -25,6 +25,7 @@ def with_moments(count: float, mean: object, variance: object) -> SharedState:
     [
         (with_weights(np.full((2, 3), np.nan)), "its weights net/w are not finite"),
         (with_weights(np.full((2, 3), np.inf)), "its weights net/w are not finite"),
+        (with_weights(np.full((2, 3), 1e300)), "its weights net/w are not finite"),  # in float32
         (with_weights(np.ones((3, 2))), r"its weights net/w have the shape \(3, 2\), not \(2, 3\)"),
         (with_weights(np.ones((2, 3), np.int64)), "its weights net/w are not finite"),
         (SharedState({}, GOOD.moments), "its weights are those of another network: net/w"),
@@ -37,9 +38,33 @@ def with_moments(count: float, mean: object, variance: object) -> SharedState:
     ],
 )
 def test_garbage_is_refused_with_the_reason(shared: SharedState, reason: str) -> None:
-    check(GOOD, GOOD)
+    fitted(GOOD, GOOD)
     with pytest.raises(UserError, match=f"^{reason}"):
-        check(shared, GOOD)
+        fitted(shared, GOOD)
+
+
+def test_what_fits_gets_our_number_types() -> None:
+    found = fitted(with_weights(np.full((2, 3), 0.1)), GOOD).weights["net/w"]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.full((2, 3), 0.1, np.float32))
+
+
+def test_a_minority_cannot_choose_what_all_begin_with() -> None:
+    rng = np.random.default_rng(0)
+    honest = [SharedState({"net/w": rng.standard_normal((2, 3)).astype(np.float32)}, GOOD.moments) for _ in range(3)]
+    other_network = SharedState({"net/v": np.zeros(3, np.float32)}, GOOD.moments)
+    poisoned_weights = with_weights(np.full((2, 3), 1e6, np.float32))
+    poisoned_moments = SharedState(honest[0].weights, {"obs": make_moments(1e300, [1e6, 2.0], [0.5, 0.0])})
+    for bad in (other_network, poisoned_weights, poisoned_moments):
+        assert any(most_usual([bad, *honest]) is state for state in honest)
+    assert most_usual([GOOD]) is GOOD
+
+
+def test_parts_can_be_left_out() -> None:
+    state = SharedState({"net/actor.0": np.ones(2, np.float32), "net/critic.0": np.ones(3, np.float32)}, GOOD.moments)
+    left = state.without(("net/critic",))
+    assert left.weights.keys() == {"net/actor.0"}
+    assert left.moments is GOOD.moments
 
 
 def test_moments_travel_bit_for_bit() -> None:

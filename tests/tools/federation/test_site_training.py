@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import freerun
 from freerun.core import UserError
 from freerun.settings.registry import make_config
+from freerun.tools.federation import site_link
 from freerun.tools.federation.shared_state import SharedState
 from freerun.tools.federation.site_link import SiteFailure, SiteLink, SiteMessage
 from freerun.tools.federation.site_training import run_site
@@ -157,6 +159,29 @@ def test_a_site_refuses_what_does_not_fit_and_goes_on(tmp_path: Path) -> None:
     ]
 
 
+def test_a_site_can_keep_its_critic(tmp_path: Path) -> None:
+    refusals = []
+
+    def drive(link: SiteLink, answers: Answers) -> None:
+        policy_link = SiteLink(tmp_path / "s", share="policy")
+        answers.append(link.describe())
+        answers.append(policy_link.describe())
+        answers.append(policy_link.train(answers[1].shared, 1))
+        for wrong in (link.train, SiteLink(tmp_path / "s", share="critic").train):  # type: ignore[arg-type]
+            with pytest.raises(SiteFailure) as caught:
+                wrong(answers[2].shared, 1)
+            refusals.append(str(caught.value))
+        policy_link.finish(answers[1].shared)
+
+    with driven(tmp_path / "s", drive) as answers:
+        run_site(small_ppo(tmp_path), tmp_path / "s", "a")
+    everything, policy, trained = (answer.shared for answer in answers)
+    assert {path.split(".")[0] for path in everything.weights.keys() - policy.weights.keys()} == {"net/critic"}
+    assert trained.weights.keys() == policy.weights.keys()
+    assert "net/critic.0.bias is on one side only" in refusals[0]
+    assert "--algo ppo cannot share 'critic' alone" in refusals[1]
+
+
 def test_the_proximal_term_keeps_a_site_near_the_others(tmp_path: Path) -> None:
     def drive(link: SiteLink, answers: Answers) -> None:
         answers.append(link.describe())
@@ -184,6 +209,21 @@ def test_the_end_of_the_budget_ends_a_round(tmp_path: Path) -> None:
     assert answers[0].header["updates"] == site.summary["updates"]
     with pytest.raises(SiteFailure, match="there is no site"):
         SiteLink(tmp_path / "s", reach_seconds=0).describe()
+
+
+def test_no_file_and_no_other_site_is_replaced_by_a_socket(tmp_path: Path) -> None:
+    notes, taken, left = tmp_path / "notes", tmp_path / "taken", tmp_path / "left"
+    notes.write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match="a file of this name that is no socket"):
+        run_site(small_ppo(tmp_path), notes, "a")
+    assert notes.read_text(encoding="utf-8") == "mine"
+    with site_link.listen(taken), pytest.raises(UserError, match="another site listens there"):
+        run_site(small_ppo(tmp_path), taken, "a")
+    # A site that was killed leaves its socket behind.
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(left))
+    assert left.is_socket()
+    site_link.listen(left).close()
 
 
 def test_a_socket_needs_a_short_name(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from freerun.algorithms.fastsac.large_batch_steps import LargeBatchSteps
 from freerun.algorithms.fastsac.obs_normalizer import ObsNormalizer
 from freerun.algorithms.policies.mlp_actor import ActorSpec
 from freerun.algorithms.policies.networks import NormalizedReLU
-from freerun.algorithms.sac.off_policy import OffPolicy
+from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy
 from freerun.algorithms.sac.replay_buffer import StepBatch
 from freerun.algorithms.sac.soft_agent import SoftAgent
 from freerun.algorithms.sac.soft_networks import SoftNetworks
@@ -36,6 +36,7 @@ class FastSAC(OffPolicy):
         counts_steps=True,
         scaled_defaults=scaled_defaults,
         rates_segments=True,
+        critic_parts=CRITIC_PARTS,
         has_acceleration=True,
         minibatch_setting="batch_size",
         update_ratio_setting="updates_per_step",

@@ -20,7 +20,7 @@ from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
-from freerun.algorithms.sac.off_policy import OffPolicy, UpdateBudget, learner_note
+from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy, UpdateBudget, learner_note
 from freerun.algorithms.sac.off_policy_config import scaled_defaults
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
 from freerun.algorithms.sac.soft_agent import SoftAgent
@@ -48,6 +48,7 @@ class MBPO(OffPolicy):
         scaled_defaults=scaled_defaults,
         has_stages=True,
         rates_segments=True,
+        critic_parts=CRITIC_PARTS,
         has_acceleration=True,
         code_settings=("termination",),
         # No minibatch_setting: another thread may be training with the minibatch size when it would change.

@@ -86,6 +86,7 @@ class PPO:
         has_critic_group=True,
         has_action_mask=True,
         has_proximal_term=True,
+        critic_parts=("net/critic",),
         code_settings=("network",),
         minibatch_setting="minibatch_size",
         update_ratio_setting="num_epochs",

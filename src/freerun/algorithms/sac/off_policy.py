@@ -85,13 +85,17 @@ class Agent(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+CRITIC_PARTS = ("agent/critics", "agent/targets")
+"""The parts of an actor-critic agent that judge actions, as paths in its state."""
+
+
 class OffPolicy(abc.ABC):
     """An algorithm that learns many times from the steps in a replay buffer.
 
     Every one of several learners stores the steps of all: a step is small beside the gradients that it takes part in.
     """
 
-    learned: ClassVar[tuple[str, ...]] = ("agent/actor", "agent/critics", "agent/targets")
+    learned: ClassVar[tuple[str, ...]] = ("agent/actor", *CRITIC_PARTS)
     """MBPO's model is left out: it describes the other run's environment, and is soon learned from this run's steps."""
     agent: Agent
 

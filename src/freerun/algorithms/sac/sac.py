@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymnasium import spaces
 
-from freerun.algorithms.sac.off_policy import ReplayLearner, learner_note
+from freerun.algorithms.sac.off_policy import CRITIC_PARTS, ReplayLearner, learner_note
 from freerun.algorithms.sac.off_policy_config import scaled_defaults
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.algorithms.sac.soft_agent import SoftAgent
@@ -20,6 +20,7 @@ class SAC(ReplayLearner):
         counts_steps=True,
         scaled_defaults=scaled_defaults,
         rates_segments=True,
+        critic_parts=CRITIC_PARTS,
         has_acceleration=True,
         minibatch_setting="batch_size",
         update_ratio_setting="updates_per_step",

@@ -41,10 +41,11 @@ def make_client_app(sockets: tuple[Path, ...] | None = None, options: Federation
             socket = Path(str(context.node_config[SOCKET_SETTING]))
         else:
             raise UserError(f"the SuperNode has no {SOCKET_SETTING} in its --node-config")
-        return SiteLink(socket, known.reach_timeout, known.round_timeout), known
+        return SiteLink(socket, known.reach_timeout, known.round_timeout, known.share), known
 
     def describe(message: Message, context: Context) -> Message:
-        return _reply(message, link_of(context)[0].describe())
+        link, known = link_of(context)
+        return _reply(message, link.describe(), known)
 
     def train(message: Message, context: Context) -> Message:
         link, known = link_of(context)
@@ -58,13 +59,13 @@ def make_client_app(sockets: tuple[Path, ...] | None = None, options: Federation
                     "the moments of normalisers would leave the site without noise: with --privacy, give "
                     "--no-normalize-obs and --no-normalize-reward"
                 )
-            return _reply(message, answer, list(message.content[records.ARRAYS]))
+            return _reply(message, answer, known, list(message.content[records.ARRAYS]))
 
         return _with_privacy(known, train_here)(message, context)
 
     def finish(message: Message, context: Context) -> Message:
-        link, _ = link_of(context)
-        return _reply(message, link.finish(records.read_shared(message.content, records.CONFIG)))
+        link, known = link_of(context)
+        return _reply(message, link.finish(records.read_shared(message.content, records.CONFIG)), known)
 
     app.query()(describe)
     app.train()(train)
@@ -82,7 +83,9 @@ def _with_privacy(options: FederationOptions, call: Callable[..., Message]) -> C
     return call if mod is None else lambda message, context: mod(message, context, call)
 
 
-def _reply(message: Message, answer: SiteMessage, order: list[str] | None = None) -> Message:
+def _reply(
+    message: Message, answer: SiteMessage, options: FederationOptions, order: list[str] | None = None
+) -> Message:
     header, shared = answer
     mean_return = header["mean_return"]
     metrics = {
@@ -94,7 +97,7 @@ def _reply(message: Message, answer: SiteMessage, order: list[str] | None = None
     site = {records.NAME: str(header["site"]), records.MOMENTS: SharedState({}, shared.moments).packed_moments()}
     content = RecordDict(
         {
-            records.ARRAYS: records.to_arrays(shared.weights, order if has_same_names else None),
+            records.ARRAYS: records.to_arrays(shared.weights, options.send_as, order if has_same_names else None),
             records.METRICS: MetricRecord(metrics),
             records.SITE: ConfigRecord(site),
         }

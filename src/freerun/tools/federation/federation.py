@@ -89,10 +89,12 @@ def federate(
 def check_sites(sites: Mapping[str, AnyConfig], options: FederationOptions) -> None:
     if not sites:
         raise UserError("a federation needs sites: give --site NAME for each, with the flags that it alone has")
-    if options.strategy == "fedprox":
-        for name, config in sites.items():
-            if not find_algorithm(config.algo).traits.has_proximal_term:
-                raise UserError(f"--strategy fedprox needs an algorithm with a proximal term: {name} has {config.algo}")
+    for name, config in sites.items():
+        traits = find_algorithm(config.algo).traits
+        if options.strategy == "fedprox" and not traits.has_proximal_term:
+            raise UserError(f"--strategy fedprox needs an algorithm with a proximal term: {name} has {config.algo}")
+        if options.share == "policy" and not traits.critic_parts:
+            raise UserError(f"--share policy needs an algorithm with a critic: {name} has {config.algo}")
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:

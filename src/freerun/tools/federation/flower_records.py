@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from freerun.core import FloatArray, UserError
+from freerun.tools.federation.federation_options import SendAs
 from freerun.tools.federation.shared_state import SharedState, unpack_moments
 
 ARRAYS, CONFIG, METRICS, SITE = "arrays", "config", "metrics", "site"
@@ -19,16 +20,24 @@ UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AssertionError
 """What numpy and Flower raise for a record that is not what it should be."""
 
 
-def to_arrays(weights: dict[str, FloatArray], order: Iterable[str] | None = None) -> ArrayRecord:
-    """Flower's mods want the names in the order in which the server has sent them."""
-    return ArrayRecord({name: Array(weights[name]) for name in order or weights})
+def to_arrays(
+    weights: dict[str, FloatArray], send_as: SendAs = "exact", order: Iterable[str] | None = None
+) -> ArrayRecord:
+    """Pack weights as they are sent. Flower's mods want the names in the order in which the server has sent them."""
+    arrays = {name: weights[name] for name in order or weights}
+    if send_as == "float16":
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, which the other side refuses
+            arrays = {name: array.astype(np.float16) for name, array in arrays.items()}
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
 def to_weights(arrays: Any) -> dict[str, FloatArray]:
     try:
-        return {name: np.asarray(array.numpy()) for name, array in arrays.items()}
+        found = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
     except UNREADABLE as error:
         raise UserError(f"its weights cannot be read: {error}") from None
+    # Numbers of 16 bits are only for the way: nobody adds them up.
+    return {name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in found.items()}
 
 
 def read_shared(content: RecordDict, moments_in: str) -> SharedState:

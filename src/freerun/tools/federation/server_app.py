@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,14 +60,12 @@ def run_rounds(grid: Grid, options: FederationOptions, folder: Path, on_round: O
     folder.mkdir(parents=True, exist_ok=True)
     num_sites = options.min_sites or DEFAULT_MIN_SITES
     start = _first_state(grid, num_sites, options.round_timeout)
-    strategy = SiteStrategy(
-        make_strategy(options, num_sites), start, options.updates_per_round, _writer(folder, on_round)
-    )
+    strategy = SiteStrategy(make_strategy(options, num_sites), start, options, _writer(folder, on_round))
     strategy.start(grid, records.to_arrays(start.weights), num_rounds=options.rounds, timeout=options.round_timeout)
     moments = strategy.shared.packed_moments()
     content = RecordDict(
         {
-            records.ARRAYS: records.to_arrays(strategy.shared.weights),
+            records.ARRAYS: records.to_arrays(strategy.shared.weights, options.send_as),
             records.CONFIG: ConfigRecord({records.MOMENTS: moments}),
         }
     )
@@ -77,34 +74,29 @@ def run_rounds(grid: Grid, options: FederationOptions, folder: Path, on_round: O
 
 
 def _first_state(grid: Grid, num_sites: int, timeout: float) -> SharedState:
-    """Return what all sites begin with: the fresh networks of one of them.
+    """Return what all sites begin with: the fresh networks of one of them, which a minority of the sites cannot choose.
 
-    If sites differ in the shapes of their networks, the shapes of most of them count: a single one that sends nonsense
-    must not decide.
+    If sites differ in the shapes of their networks, the shapes of most of them count.
     """
     deadline = time.monotonic() + timeout
     while len(list(grid.get_node_ids())) < num_sites:
         if time.monotonic() > deadline:
             raise LearnerFailure(f"fewer than {num_sites} sites have connected within {timeout:g} s")
         time.sleep(POLL_SECONDS)
-    found: dict[str, SharedState] = {}
+    found: list[tuple[str, SharedState]] = []
     reasons = []
     for reply in _ask_all(grid, RecordDict(), MessageType.QUERY, timeout):
         try:
             if reply.has_error():
                 raise UserError(str(reply.error.reason))
             shared = records.read_shared(reply.content, records.SITE)
-            shared_state.check(shared, shared)
-            found[str(reply.content[records.SITE][records.NAME])] = shared
+            found.append((str(reply.content[records.SITE][records.NAME]), shared_state.fitted(shared, shared)))
         except (UserError, *records.UNREADABLE) as error:
             reasons.append(str(error))
     if not found:
         raise LearnerFailure(f"no site says what its networks are like: {'; '.join(reasons) or 'none answered'}")
-    shapes = {
-        name: str({path: array.shape for path, array in shared.weights.items()}) for name, shared in found.items()
-    }
-    usual = Counter(shapes[name] for name in sorted(shapes)).most_common(1)[0][0]
-    return next(found[name] for name in sorted(found) if shapes[name] == usual)
+    # By name: the order in which sites answer must not decide between two that are equally usual.
+    return shared_state.most_usual([shared for _, shared in sorted(found, key=lambda pair: pair[0])])
 
 
 def _ask_all(grid: Grid, content: RecordDict, message_type: str, timeout: float) -> list[Message]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
+from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError
 
 from freerun.algorithms.policies.running_moments import RunningMoments
@@ -31,6 +33,22 @@ class SharedState:
     def has_statistics(self) -> bool:
         """True if the moments say something about the data of a site."""
         return any(moments.count for moments in self.moments.values())
+
+    def without(self, beginnings: tuple[str, ...]) -> SharedState:
+        """Return the state without the weights whose path begins with one of these."""
+        left = {path: array for path, array in self.weights.items() if not path.startswith(beginnings)}
+        return SharedState(left, self.moments)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        weights = {path: self.weights[path].shape for path in sorted(self.weights)}
+        return {**weights, **{path: self.moments[path].mean.shape for path in sorted(self.moments)}}
+
+    def numbers(self) -> NDArray[np.float64]:
+        """All that is shared, in one row; the shapes say what is where."""
+        moments = [self.moments[path] for path in sorted(self.moments)]
+        parts: list[ArrayLike] = [self.weights[path] for path in sorted(self.weights)]
+        parts += [part for each in moments for part in (each.count, each.mean, each.variance)]
+        return np.concatenate([np.ravel(np.asarray(part, np.float64)) for part in parts])
 
     def packed_moments(self) -> bytes:
         arrays = {
@@ -100,22 +118,40 @@ def _replaced(value: Any, path: str, shared: SharedState) -> Any:
     return torch.from_numpy(array.copy()).to(value.dtype) if isinstance(value, torch.Tensor) else array
 
 
-def check(shared: SharedState, like: SharedState) -> None:
-    """Raise UserError, with what is wrong, unless a state has the parts and shapes of another one and is finite."""
+def fitted(shared: SharedState, like: SharedState) -> SharedState:
+    """Return a state with the number types of another one.
+
+    Raise UserError, with what is wrong, unless it has the parts and shapes of the other one and is finite.
+    """
     for name, theirs, ours in (("weights", shared.weights, like.weights), ("moments", shared.moments, like.moments)):
         if theirs.keys() != ours.keys():
             odd = sorted(theirs.keys() ^ ours.keys())[0]
             raise UserError(f"its {name} are those of another network: {odd} is on one side only")
+    weights = {}
     for path, array in shared.weights.items():
-        wanted = like.weights[path].shape
-        if array.shape != wanted:
-            raise UserError(f"its weights {path} have the shape {array.shape}, not {wanted}")
-        if not (array.dtype.kind == "f" and np.isfinite(array).all()):
+        own = like.weights[path]
+        if array.shape != own.shape:
+            raise UserError(f"its weights {path} have the shape {array.shape}, not {own.shape}")
+        with np.errstate(over="ignore"):  # a float64 that is too large for a float32 is refused below
+            weights[path] = array.astype(own.dtype)
+        if not (array.dtype.kind == "f" and np.isfinite(weights[path]).all()):
             raise UserError(f"its weights {path} are not finite")
     for path, moments in shared.moments.items():
         wanted = like.moments[path].mean.shape
         if moments.mean.shape != wanted or moments.variance.shape != wanted:
             raise UserError(f"its moments {path} have the shape {moments.mean.shape}, not {wanted}")
-        numbers = np.concatenate([np.atleast_1d(moments.count), moments.mean.ravel(), moments.variance.ravel()])
+        numbers = SharedState({}, {path: moments}).numbers()
         if not np.isfinite(numbers).all() or moments.count < 0 or (moments.variance < 0).any():
             raise UserError(f"its moments {path} are no moments")
+    return SharedState(weights, shared.moments)
+
+
+def most_usual(states: Sequence[SharedState]) -> SharedState:
+    """Return one of the states, which no minority can choose: of those with the most frequent shapes, the one whose
+    numbers are nearest to the medians of all."""
+    shapes = [str(state.shapes()) for state in states]
+    usual = Counter(shapes).most_common(1)[0][0]
+    fitting = [state for state, shape in zip(states, shapes, strict=True) if shape == usual]
+    rows = np.stack([state.numbers() for state in fitting])
+    with np.errstate(over="ignore"):  # a number near the largest one is very far away, and so is infinity
+        return fitting[int(np.linalg.norm(rows - np.median(rows, axis=0), axis=1).argmin())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -15,6 +14,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from freerun.core import UserError
+from freerun.tools.federation.federation_options import Share
 from freerun.tools.federation.shared_state import SharedState, unpack_moments
 
 DESCRIBE, TRAIN, FINISH = "describe", "train", "finish"
@@ -42,8 +42,7 @@ def listen(socket: Path) -> Listener:
     """Listen where only this user may connect. A socket that a killed site has left behind is replaced."""
     if len(os.fsencode(socket)) > LONGEST_PATH:
         raise UserError(f"--listen {socket} is too long for the name of a socket: name a shorter path")
-    with contextlib.suppress(FileNotFoundError):
-        socket.unlink()
+    _remove_leftover(socket)
     before = os.umask(0o177)
     try:
         return Listener(str(socket), FAMILY)
@@ -51,6 +50,20 @@ def listen(socket: Path) -> Listener:
         raise UserError(f"--listen {socket} cannot be used: {error.strerror}") from None
     finally:
         os.umask(before)
+
+
+def _remove_leftover(socket: Path) -> None:
+    """Remove a socket at which nobody listens. Anything else at its place is not ours to remove."""
+    if not socket.is_socket():
+        if socket.exists():
+            raise UserError(f"--listen {socket} cannot be used: there is a file of this name that is no socket")
+        return
+    try:
+        Client(str(socket), FAMILY).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        socket.unlink(missing_ok=True)
+    else:
+        raise UserError(f"--listen {socket} cannot be used: another site listens there")
 
 
 def send(connection: Connection, header: Mapping[str, Any], shared: SharedState | None = None) -> None:
@@ -80,9 +93,11 @@ def receive(connection: Connection) -> SiteMessage:
 class SiteLink:
     """The way to a site that listens at a socket."""
 
-    def __init__(self, socket: Path, reach_seconds: float = 120.0, answer_seconds: float = 3600.0):
+    def __init__(
+        self, socket: Path, reach_seconds: float = 120.0, answer_seconds: float = 3600.0, share: Share = "all"
+    ):
         """Wait `reach_seconds` for a site that is not there, because it may come back."""
-        self._socket = socket
+        self._socket, self._share = socket, share
         self._reach_seconds, self._answer_seconds = reach_seconds, answer_seconds
 
     def describe(self) -> SiteMessage:
@@ -97,7 +112,7 @@ class SiteLink:
     def _ask(self, header: Mapping[str, Any], shared: SharedState | None = None) -> SiteMessage:
         with self._connect() as connection:
             try:
-                send(connection, header, shared)
+                send(connection, {**header, "share": self._share}, shared)
                 if not connection.poll(self._answer_seconds):
                     raise SiteFailure(f"the site at {self._socket} did not answer within {self._answer_seconds:g} s")
                 answer = receive(connection)

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     FedAdam,
     FedAvg,
+    FedAvgM,
     FedMedian,
     FedProx,
     Strategy,
@@ -29,6 +30,7 @@ from freerun.tools.federation.shared_state import SharedState
 
 logger = logging.getLogger("freerun")
 
+ADAM_LEARNING_RATE = 0.01
 ROBUST = (FedMedian,)
 """Strategies that a minority of sites cannot move: their moments are merged in the same way."""
 
@@ -43,10 +45,12 @@ def make_strategy(options: FederationOptions, num_sites: int) -> Any:
         "arrayrecord_key": records.ARRAYS,
         "configrecord_key": records.CONFIG,
     }
+    rate = options.server_learning_rate
     makers: dict[str, Callable[[], Any]] = {
         "fedavg": lambda: FedAvg(**common),
+        "fedavgm": lambda: FedAvgM(**common, server_learning_rate=rate or 1.0, server_momentum=options.server_momentum),
         "fedprox": lambda: FedProx(**common, proximal_mu=options.proximal_mu),
-        "fedadam": lambda: FedAdam(**common, eta=options.server_learning_rate),
+        "fedadam": lambda: FedAdam(**common, eta=rate or ADAM_LEARNING_RATE),
         "fedmedian": lambda: FedMedian(**common),
     }
     strategy = makers[options.strategy]()
@@ -60,11 +64,15 @@ class SiteStrategy(Strategy):
     """Wraps a strategy. What does not fit or is not finite never reaches it, and costs the site its round."""
 
     def __init__(
-        self, inner: Any, start: SharedState, num_updates: int, report: Callable[[dict[str, Any], SharedState], None]
+        self,
+        inner: Any,
+        start: SharedState,
+        options: FederationOptions,
+        report: Callable[[dict[str, Any], SharedState], None],
     ):
         """`start` is what all sites begin with. `report` is given the figures and the outcome of every round."""
         self._inner = inner
-        self._num_updates = num_updates
+        self._options = options
         self._report = report
         self.shared = start
         """What all sites have learned together so far."""
@@ -78,9 +86,13 @@ class SiteStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self._began = time.monotonic()
-        config[records.UPDATES] = self._num_updates
+        config[records.UPDATES] = self._options.updates_per_round
         config[records.MOMENTS] = self.shared.packed_moments()
         messages = list(self._inner.configure_train(server_round, arrays, config, grid))
+        # Only now: FedAdam keeps the exact weights that it is given here, and goes on from them.
+        arrays_sent = records.to_arrays(self.shared.weights, self._options.send_as)
+        for message in messages:
+            message.content[records.ARRAYS] = arrays_sent
         self._bytes_down = sum(records.num_bytes(message.content) for message in messages)
         return messages
 
@@ -97,11 +109,10 @@ class SiteStrategy(Strategy):
                 continue
             bytes_up += records.num_bytes(reply.content)
             try:
-                name = _site_name(reply)
-                if name in accepted:
-                    name = f"node {reply.metadata.src_node_id}"
-                    raise UserError("it has the name of another site")
-                accepted[name] = (reply, self._checked(reply))
+                # A name is only for people: whoever takes that of another site must not cost that site its round.
+                said = _site_name(reply)
+                name = said if said not in accepted and said not in refused else f"{said} ({name})"
+                accepted[name] = self._checked(reply)
             except UserError as error:
                 refused[name] = str(error)
         for name, reason in refused.items():
@@ -111,15 +122,15 @@ class SiteStrategy(Strategy):
             raise LearnerFailure(f"no site is left in round {server_round} ({reasons})")
         # By name: the order in which sites finish must not decide the last bits of a sum.
         names = sorted(accepted)
+        figures = {name: _figures(accepted[name][0].content[records.METRICS]) for name in names}
         arrays, metrics = self._inner.aggregate_train(server_round, [accepted[name][0] for name in names])
         if arrays is None:
             raise LearnerFailure(f"Flower's strategy put nothing together in round {server_round}")
         self._take(arrays, [accepted[name][1] for name in names])
-        figures = {name: accepted[name][0].content[records.METRICS] for name in names}
         self._report(
             {
                 "round": server_round,
-                "sites": {name: _figures(metrics) for name, metrics in figures.items()},
+                "sites": figures,
                 "refused": refused,
                 "bytes_down": self._bytes_down,
                 "bytes_up": bytes_up,
@@ -129,30 +140,35 @@ class SiteStrategy(Strategy):
         )
         return records.to_arrays(self.shared.weights), metrics
 
-    def _checked(self, reply: Message) -> SharedState:
-        shared = records.read_shared(reply.content, records.SITE)
-        shared_state.check(shared, self.shared)
+    def _checked(self, reply: Message) -> tuple[Message, SharedState]:
+        """Return a reply with nothing in it but what was checked: Flower gives up a whole round if the messages of two
+        sites have different records. And return what the site shares."""
+        shared = shared_state.fitted(records.read_shared(reply.content, records.SITE), self.shared)
         try:
-            steps = reply.content[records.METRICS][records.STEPS]
+            metrics = reply.content[records.METRICS]
+            steps, mean_return = metrics[records.STEPS], metrics.get(records.RETURN, math.nan)
         except records.UNREADABLE as error:
             raise UserError(f"its message lacks {error}") from None
         if not (isinstance(steps, int | float) and math.isfinite(steps) and steps > 0):
             raise UserError(f"it has trained {steps!r} steps")
-        return shared
+        if not isinstance(mean_return, int | float):
+            raise UserError(f"its mean return is {mean_return!r}")
+        weights = {path: shared.weights[path] for path in self.shared.weights}
+        figures = MetricRecord({records.STEPS: steps, records.RETURN: float(mean_return)})
+        reply.content = RecordDict({records.ARRAYS: records.to_arrays(weights), records.METRICS: figures})
+        return reply, shared
 
     def _take(self, arrays: ArrayRecord, sites: list[SharedState]) -> None:
         before = self.shared
         moments = {
             path: self._merge(base, [site.moments[path] for site in sites]) for path, base in before.moments.items()
         }
-        # FedAdam computes in float64, which would double what the next round sends.
-        weights = {name: array.astype(before.weights[name].dtype) for name, array in records.to_weights(arrays).items()}
-        merged = SharedState(weights, moments)
+        # `fitted` brings float32 back: FedAdam computes in float64, which would double what the next round sends.
+        merged = SharedState(records.to_weights(arrays), moments)
         try:
-            shared_state.check(merged, before)
+            self.shared = shared_state.fitted(merged, before)
         except UserError as error:
             raise LearnerFailure(f"what Flower's strategy put together cannot be used: {error}") from None
-        self.shared = merged
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

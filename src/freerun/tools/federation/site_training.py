@@ -35,6 +35,8 @@ class SiteRound:
     connection: Connection
     """Whoever ordered the round waits here for the answer."""
     num_updates: int
+    share: str
+    """What the answer holds: the `Share` of the order."""
     first_step: int
     """The steps of the run when the round began."""
     updates_done: int = 0
@@ -45,7 +47,7 @@ class SiteExchange:
 
     def __init__(self, socket: Path, name: str, algo: str):
         self._name, self._algo = name, algo
-        self._has_proximal_term = find_algorithm(algo).traits.has_proximal_term
+        self._traits = find_algorithm(algo).traits
         self._socket = socket
         self._listener = site_link.listen(socket)
         self._round: SiteRound | None = None
@@ -94,28 +96,28 @@ class SiteExchange:
             connection.close()  # whoever began the order is gone
 
     def _obey(self, order: SiteMessage, site: WarmStartable, connection: Connection, steps: int) -> None:
-        mine = shared_state.take(site)
-        kind = order.header.get("order")
+        kind, share = order.header.get("order"), str(order.header.get("share", "all"))
+        mine = self._take(site, share)
         if kind == site_link.DESCRIBE:
             _answer(connection, self._header(0, 0, math.nan), mine)
             return
         if kind not in (site_link.TRAIN, site_link.FINISH):
             raise UserError(f"there is no order {kind!r}")
-        shared_state.check(order.shared, mine)
+        shared = shared_state.fitted(order.shared, mine)
         if kind == site_link.FINISH:
-            shared_state.load(site, order.shared)
+            shared_state.load(site, shared)
             self._has_ended = True
             _answer(connection, self._header(0, 0, math.nan))
             return
         num_updates, proximal = order.header.get("updates"), order.header.get("proximal", 0.0)
         if not isinstance(num_updates, int) or num_updates < 1:
             raise UserError(f"a round has a whole number of updates, not {num_updates!r}")
-        if proximal and not self._has_proximal_term:
+        if proximal and not self._traits.has_proximal_term:
             raise UserError(f"--algo {self._algo} has no proximal term: use another strategy than FedProx")
-        shared_state.load(site, order.shared)
-        if self._has_proximal_term:
+        shared_state.load(site, shared)
+        if self._traits.has_proximal_term:
             cast(ProximalAlgorithm, site).stay_near(float(proximal))
-        self._round = SiteRound(connection, num_updates, steps)
+        self._round = SiteRound(connection, num_updates, share, steps)
 
     def _answer_round(self) -> None:
         assert self._round is not None
@@ -123,7 +125,15 @@ class SiteExchange:
         done, self._round = self._round, None
         site, steps, mean_return = self._now
         header = self._header(steps - done.first_step, done.updates_done, mean_return)
-        _answer(done.connection, header, shared_state.take(site))
+        _answer(done.connection, header, self._take(site, done.share))
+
+    def _take(self, site: WarmStartable, share: str) -> SharedState:
+        shared = shared_state.take(site)
+        if share == "all":
+            return shared
+        if share != "policy" or not self._traits.critic_parts:
+            raise UserError(f"--algo {self._algo} cannot share {share!r} alone")
+        return shared.without(self._traits.critic_parts)
 
     def _header(self, steps: int, updates: int, mean_return: float) -> dict[str, object]:
         # JSON has no NaN.
