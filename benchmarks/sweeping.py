@@ -2,12 +2,12 @@
 
 All train the same trials on CartPole: the same learning rates, steps, epochs, minibatches and network, from Optuna's
 queue and with Optuna's journal on the disk. `sb3` is the same study with Stable-Baselines3 in one process, as rl-zoo3
-does it. The seconds are those of the whole study, from the start of its process to its end.
+does it. The seconds are those of the whole study, from the start of its process to its end. Finished studies are kept
+in the output folder: the same command goes on with those that it lacks.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from run_file import versions
+from run_file import RunFile, versions
 
 ENV = "CartPole-v1"
 STEPS_PER_UPDATE, NUM_EPOCHS, MINIBATCH_SIZE, HIDDEN_SIZES = 512, 4, 64, (64, 64)
@@ -36,8 +36,10 @@ class Options:
     """Trainings of each study."""
     total_steps: int = 5000
     """Steps of each training."""
-    repeats: int = 3
+    repeats: int = 5
     """How often each study is run; the studies take turns."""
+    time_limit: float = 3600.0
+    """Begin no study after this many seconds."""
     studies: tuple[str, ...] = ("sweep", "train", "sb3")
     """Which studies to run. sb3 is left out if Stable-Baselines3 is not installed."""
     output: Path = Path(__file__).parent / "results" / "sweeping"
@@ -137,8 +139,23 @@ class _OneStudy(Options):
     folder: Path = Path()
 
 
-def measure(name: str, options: Options) -> tuple[float, float]:
-    """Run a study in a process of its own; return its seconds and the mean of its scores."""
+@dataclass(frozen=True)
+class StudyRun:
+    """A study that was run to its end."""
+
+    study: str
+    repeat: int
+    trials: int
+    total_steps: int
+    seconds: float
+    score: float
+    """The mean of the scores of its trials."""
+    cores: int | None
+    versions: dict[str, str]
+
+
+def measure(name: str, repeat: int, options: Options) -> StudyRun:
+    """Run a study in a process of its own."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "study"
         script = str(Path(__file__).resolve())
@@ -149,7 +166,8 @@ def measure(name: str, options: Options) -> tuple[float, float]:
         seconds = time.perf_counter() - began
     scores = json.loads(done.stdout.splitlines()[-1])
     assert len(scores) == options.trials
-    return seconds, statistics.fmean(scores)
+    of_trials = (options.trials, options.total_steps, seconds, statistics.fmean(scores))
+    return StudyRun(name, repeat, *of_trials, os.cpu_count(), versions())
 
 
 def is_installed(name: str) -> bool:
@@ -163,40 +181,50 @@ def main() -> None:
     if options.study:
         print(json.dumps(STUDIES[options.study](options, options.folder)))
         return
+    began = time.monotonic()
+    file = RunFile(options.output / "sweeping.json", StudyRun)
+    known = {(run.study, run.repeat) for run in chosen(file, options)}
     studies = [name for name in options.studies if is_installed(name)]
-    results: dict[str, list[tuple[float, float]]] = {name: [] for name in studies}
-    for repeat in range(options.repeats):
-        for name in studies[:: 1 if repeat % 2 == 0 else -1]:  # whoever comes first does not always come first
-            results[name].append(measure(name, options))
-            print(f"{name}: {results[name][-1][0]:.1f} s, mean score {results[name][-1][1]:.1f}", flush=True)
-    write(options, results)
+    # Whoever comes first does not always come first.
+    turns = [(name, turn) for turn in range(options.repeats) for name in studies[:: 1 if turn % 2 == 0 else -1]]
+    for name, turn in [pair for pair in turns if pair not in known]:
+        if time.monotonic() - began > options.time_limit:
+            print("--time-limit is over: run it again for the others")
+            break
+        file.records.append(measure(name, turn, options))
+        file.save()
+        print(f"{name}: {file.records[-1].seconds:.1f} s, mean score {file.records[-1].score:.1f}", flush=True)
+    report = markdown(chosen(file, options), options)
+    (options.output / "sweeping.md").write_text(report, encoding="utf-8")
+    print(report)
 
 
-def write(options: Options, results: dict[str, list[tuple[float, float]]]) -> None:
-    options.output.mkdir(parents=True, exist_ok=True)
-    own = {field.name: getattr(options, field.name) for field in dataclasses.fields(Options)}
-    own = {name: value for name, value in own.items() if name != "output"}
-    content = {"options": own, "cores": os.cpu_count(), "versions": versions(), "seconds_and_scores": results}
-    (options.output / "sweeping.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    middle = {name: statistics.median(seconds for seconds, _ in runs) for name, runs in results.items()}
+def chosen(file: RunFile[StudyRun], options: Options) -> list[StudyRun]:
+    """Return the runs of studies of this size, whichever studies are run now."""
+    size = (options.trials, options.total_steps)
+    return [run for run in file.records if (run.trials, run.total_steps) == size]
+
+
+def markdown(runs: list[StudyRun], options: Options) -> str:
+    by_study = {name: [run for run in runs if run.study == name] for name in STUDIES}
+    middle = {name: statistics.median(run.seconds for run in found) for name, found in by_study.items() if found}
     lines = [
         "# A search for settings",
         "",
-        f"{options.trials} trainings of {options.total_steps:,} steps each on {ENV} with {os.cpu_count()} cores, "
-        f"with the same learning rates in all studies; medians of {options.repeats}. "
-        "`benchmarks/sweeping.py` wrote this.",
+        f"{options.trials} trainings of {options.total_steps:,} steps each on {ENV} with {runs[-1].cores} cores, "
+        "with the same learning rates in all studies; medians. `benchmarks/sweeping.py` wrote this.",
         "",
-        "| study | seconds | lowest–highest | × `freerun sweep` | mean score |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| study | runs | seconds | lowest–highest | × `freerun sweep` | mean score |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name, runs in results.items():
-        seconds = [second for second, _ in runs]
-        ratio = f"{middle[name] / middle['sweep']:.2f}" if "sweep" in middle else "–"
-        score = statistics.fmean(score for _, score in runs)
+    for name, median in middle.items():
+        seconds = [run.seconds for run in by_study[name]]
+        ratio = f"{median / middle['sweep']:.2f}" if "sweep" in middle else "–"
+        score = statistics.fmean(run.score for run in by_study[name])
         spread = f"{min(seconds):.1f}–{max(seconds):.1f}"
-        lines.append(f"| {NAMES[name]} | {middle[name]:.1f} | {spread} | {ratio} | {score:.1f} |")
-    (options.output / "sweeping.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+        lines.append(f"| {NAMES[name]} | {len(seconds)} | {median:.1f} | {spread} | {ratio} | {score:.1f} |")
+    lines += ["", f"Versions: {', '.join(f'{name} {version}' for name, version in runs[-1].versions.items())}."]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

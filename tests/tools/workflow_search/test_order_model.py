@@ -25,7 +25,7 @@ B = ORDERS.index("enterprise,defender,op_server,op_host,user")  # one neighbouri
 C = ORDERS.index("enterprise,op_server,defender,op_host,user")  # another one from B
 REVERSED = ORDERS.index("user,op_host,op_server,enterprise,defender")
 # Each disagreement halves the correlation.
-HALVING = Hyperparameters(mean=0.0, variance=1.0, decay=math.log(2), noise_variance=0.5)
+HALVING = Hyperparameters(variance=1.0, decay=math.log(2), noise_variance=0.5)
 
 
 def test_there_are_120_different_orders() -> None:
@@ -61,29 +61,46 @@ def test_an_rbf_on_the_signs_is_the_mallows_kernel(decay: float) -> None:
 
 def test_the_posterior_after_one_trial() -> None:
     posterior = condition([OrderTrial(A, 3.0)], HALVING)
-    # The score has the variance 1 + 0.5, so the gain is 1 / 1.5 for A itself, 0.5 / 1.5 for B and 0.25 / 1.5 for C.
-    np.testing.assert_allclose(posterior.mean[[A, B, C]], [2.0, 1.0, 0.5])
-    np.testing.assert_allclose(posterior.deviation[[A, B]] ** 2, [1 - 1 / 1.5, 1 - 0.25 / 1.5])
-    assert posterior.covariance[A, B] == pytest.approx(0.5 - 0.5 / 1.5)
+    # Nothing is known of the mean of all orders, so one score speaks for all of them.
+    np.testing.assert_allclose(posterior.mean, 3.0)
+    # What is not known of A is the noise. B differs from A with the variance 1 + 1 - 2 * 0.5, C with 1 + 1 - 2 * 0.25.
+    np.testing.assert_allclose(posterior.deviation[[A, B, C]] ** 2, [0.5, 1.0 + 0.5, 1.5 + 0.5])
+    assert posterior.covariance[A, B] == pytest.approx(0.5)
 
 
 def test_the_posterior_after_two_trials() -> None:
     posterior = condition([OrderTrial(A, 3.0), OrderTrial(B, 0.0)], HALVING)
-    # The inverse of [[1.5, 0.5], [0.5, 1.5]] times [3, 0] is [2.25, -0.75].
-    np.testing.assert_allclose(posterior.mean[A], 2.25 - 0.75 / 2)
-    np.testing.assert_allclose(posterior.mean[B], 2.25 / 2 - 0.75)
-    np.testing.assert_allclose(posterior.mean[C], 2.25 / 4 - 0.75 / 2)
+    # Around their mean 1.5 the scores are [1.5, -1.5], an eigenvector of [[1.5, 0.5], [0.5, 1.5]] with eigenvalue 1.
+    np.testing.assert_allclose(posterior.mean[A], 1.5 + 1.5 - 1.5 / 2)
+    np.testing.assert_allclose(posterior.mean[B], 1.5 + 1.5 / 2 - 1.5)
+    np.testing.assert_allclose(posterior.mean[C], 1.5 + 1.5 / 4 - 1.5 / 2)
 
 
 def test_the_marginal_likelihood_of_two_trials_of_one_order() -> None:
     found = assess([OrderTrial(A, 6.0), OrderTrial(A, 4.0)])
     assert len(found) == len(DECAYS) * len(NOISE_RATIOS)
-    for (likelihood, assumed), (_, ratio) in zip(found, itertools.product(DECAYS, NOISE_RATIOS), strict=True):
-        # [[1 + r, 1], [1, 1 + r]] has the eigenvalues r, for (1, -1), and 2 + r. Around the mean 5 the scores are
-        # (1, -1), so the variance is (2 / r) / 2 and the noise r times that: always 1.
-        assert assumed.mean == pytest.approx(5.0)
-        assert assumed.noise_variance == pytest.approx(1.0)
-        assert likelihood == pytest.approx(0.5 * math.log(ratio / (2 + ratio)))
+    for likelihood, assumed in found:
+        # Around the mean 5 the scores are (1, -1): with one degree of freedom left, the variance between them is 2.
+        assert assumed.noise_variance == pytest.approx(2.0)
+        # They say nothing about how other orders differ. [[1 + r, 1], [1, 1 + r]] has the eigenvalues r, for (1, -1),
+        # and 2 + r, so the variance is 2 / r, and 1' C^-1 1 is 2 / (2 + r): the product with r (2 + r) is always 4.
+        assert likelihood == pytest.approx(-0.5 * math.log(4))
+
+
+def test_the_marginal_likelihood_is_the_integral_over_mean_and_variance() -> None:
+    trials = [OrderTrial(A, 1.0), OrderTrial(B, 2.0), OrderTrial(REVERSED, -1.0), OrderTrial(C, 0.5)]
+    scores, seen = np.array([trial.score for trial in trials]), [trial.order for trial in trials]
+    means, logs = np.meshgrid(np.linspace(-60, 60, 1201), np.linspace(-6, 14, 401))
+    integrals = []
+    for decay, ratio in itertools.product(DECAYS, NOISE_RATIOS):
+        correlation = np.exp(-decay * DISTANCES[np.ix_(seen, seen)]) + ratio * np.eye(len(seen))
+        rest = scores[:, None, None] - means
+        squares = np.einsum("iab,ij,jab->ab", rest, np.linalg.inv(correlation), rest)
+        density = np.exp(-0.5 * (len(seen) * logs + squares / np.exp(logs) + np.linalg.slogdet(correlation)[1]))
+        integrals.append(math.log(density.sum()))
+    found = np.array([likelihood for likelihood, _ in assess(trials)])
+    # Up to a constant, and to the ends of the grid over which the integral is a sum.
+    np.testing.assert_allclose(found - found[0], np.array(integrals) - integrals[0], atol=0.05)
 
 
 def test_draws_have_the_posteriors_mean_and_covariance() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from freerun.tools.workflow_search.order_model import OrderTrial
-from freerun.tools.workflow_search.order_samplers import SAMPLERS
+from freerun.tools.workflow_search.order_model import OrderTrial, Posterior
+from freerun.tools.workflow_search.order_samplers import SAMPLERS, knowledge_gradient
 from freerun.tools.workflow_search.precedence import PAIRS, SIGNS, ScoreArray
 
 NOISE = 1.0
@@ -60,6 +61,16 @@ def test_proposals_in_parallel_differ(name: str) -> None:
         if order is not None:
             pending.append(order)
     assert len(set(pending)) > 1
+
+
+def test_the_knowledge_gradient_of_orders_that_are_not_correlated() -> None:
+    covariance = np.diag([1.0, 1.0, 0.0])
+    found = knowledge_gradient(Posterior(np.array([0.0, -9.0, 0.0]), covariance, noise_variance=3.0))
+    # A score of the first order moves its mean by z / sqrt(1 + 3), and max(0, z / 2) has the mean 0.5 / sqrt(2 pi). The
+    # second order can hardly become the best one, and nothing is left to learn about the third.
+    assert found[0] == pytest.approx(0.5 / math.sqrt(2 * math.pi), rel=0.1)
+    assert found[1] == pytest.approx(0.0, abs=1e-6)
+    assert found[2] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_random_search_repeats_nothing() -> None:

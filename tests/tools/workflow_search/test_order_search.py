@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -15,8 +16,13 @@ from safetensors.numpy import load_file
 
 import freerun
 from freerun import experiment, training
+from freerun.core import LearnerFailure, UserError
+from freerun.persistence.run_folder import RunFolder
 from freerun.settings.registry import make_config
 from freerun.tools.cli.main import main
+from freerun.tools.workflow_search.order_processes import trainer_processes
+from freerun.tools.workflow_search.order_search import DEFAULTS, FROM_NOTHING, SearchOptions, search, with_orders
+from freerun.tools.workflow_search.order_trainer import TrainingJob
 from freerun.tools.workflow_search.precedence import ORDERS
 
 SETTINGS: dict[str, Any] = {
@@ -156,6 +162,57 @@ def test_an_interrupted_training_goes_on_from_its_checkpoint(tmp_path: Path, mon
         for folder in ("whole", "stopped")
     )
     assert whole == resumed
+
+
+def test_seeds_of_a_trial_that_a_kill_has_lost_are_used_before_new_ones(tmp_path: Path) -> None:
+    """Of two trials of one order that ran at once, only the second one was finished when the search was killed."""
+    settings = {**SEARCH, "sampler": "halving", "run_dir": tmp_path}
+    freerun.search_workflows(budget_trials=2, **settings)
+    best, other = sorted(trainings(tmp_path), key=lambda line: -line["trial_return"])
+    lines = [{**best, "seed": SETTINGS["seed"] + 1}, other]
+    (tmp_path / "trainings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    freerun.search_workflows(budget_trials=3, **settings)
+    assert sorted(line["seed"] for line in trainings(tmp_path) if line["order"] == best["order"]) == [2, 3]
+
+
+def test_two_searches_cannot_share_a_folder(tmp_path: Path) -> None:
+    freerun.search_workflows(run_dir=tmp_path, budget_trials=1, **SEARCH)
+    release = RunFolder(tmp_path).claim()
+    with pytest.raises(UserError, match="still going on"):
+        freerun.search_workflows(run_dir=tmp_path, budget_trials=2, **SEARCH)
+    release()
+    with pytest.raises(UserError, match="cannot write to"):
+        freerun.search_workflows(run_dir=tmp_path / "trainings.jsonl", budget_trials=2, **SEARCH)
+
+
+def test_ctrl_c_between_two_trainings_keeps_what_is_finished(tmp_path: Path) -> None:
+    def interrupt(sentence: str) -> None:
+        raise KeyboardInterrupt
+
+    config = make_config(with_orders({**DEFAULTS, **SETTINGS, "num_workers": 1, "run_dir": tmp_path}))
+    options = SearchOptions(budget_trials=2, warm_start=True, trial_episodes=3)
+    stopped = search(config, options, interrupt)
+    assert stopped is not None
+    assert stopped.outcome == "interrupted"
+    assert stopped.best == trainings(tmp_path)[0]["order"]
+    # Of the last call, only the training that shows the effect of --warm-start was left.
+    assert [search(config, options, interrupt) for _ in range(2)][1] is not None
+    assert [line["trial"] for line in trainings(tmp_path)] == [0, 1, FROM_NOTHING]
+    finished = search(config, options, interrupt)
+    assert finished is not None
+    assert finished.outcome == "finished"
+
+
+def test_a_process_that_dies_ends_the_search_with_a_sentence() -> None:
+    config = make_config(with_orders({**DEFAULTS, **SETTINGS, "num_workers": 1}))
+    others = set(multiprocessing.active_children())
+    with trainer_processes(config, 3, 1) as trainers:
+        (process,) = set(multiprocessing.active_children()) - others
+        process.kill()
+        process.join()
+        trainers.start(TrainingJob(0, 0, 0, Path("nowhere")))
+        with pytest.raises(LearnerFailure, match="the same command continues"):
+            trainers.wait()
 
 
 @pytest.mark.parametrize("content", ["{}", '{"settings": {}, "search": {"sampler": "tea"}, "budget_trials": 3}', "["])

@@ -60,8 +60,7 @@ class SweepStudy:
         self._dimensions, self._options = dimensions, options
         self._lock = threading.Lock()
         path = folder / JOURNAL
-        is_new = not path.exists()
-        if not is_new:
+        if path.exists():
             _mend(path)
         self._study: Any = optuna.create_study(
             study_name="sweep",
@@ -70,9 +69,12 @@ class SweepStudy:
             pruner=_pruner(options),
             load_if_exists=True,
         )
-        if is_new and options.sampler == "grid":
+        if options.sampler == "grid":
+            # Those that are there already, because a kill may have come before all of them were.
+            queued = [_fixed_parameters(trial) for trial in self._study.get_trials(deepcopy=False)]
             for parameters in combinations(dimensions):
-                self._study.enqueue_trial(parameters)
+                if parameters not in queued:
+                    self._study.enqueue_trial(parameters)
         self._retry_lost()
         # A sampler that began with the same seed again would draw the settings of the first trials again.
         draws = np.random.SeedSequence((seed, len(self._study.trials))).generate_state(1)
@@ -157,8 +159,9 @@ class SweepStudy:
         from optuna.trial import TrialState
 
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            # First the new trial: a kill between the two would otherwise lose these settings.
+            self._study.enqueue_trial(_fixed_parameters(trial))
             self._study.tell(trial.number, state=TrialState.FAIL)
-            self._study.enqueue_trial(trial.params)
 
     def _front(self) -> set[int]:
         from optuna.trial import TrialState
@@ -172,6 +175,11 @@ class SweepStudy:
         score = trial.values[0] if state == "complete" else notes.get("score")
         details = (notes.get("seconds"), list(notes.get("runs", [])), notes.get("reason"))
         return TrialRow(trial.number, state, dict(trial.params), score, *details, on_front)
+
+
+def _fixed_parameters(trial: Any) -> dict[str, Parameter]:
+    """Return the parameters of a trial, also of one that waits or was only just taken from the queue."""
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 
 def _is_lost(trial: Any) -> bool:

@@ -19,7 +19,7 @@ LEAST_VARIANCE = 1e-12
 """Scores that are all equal would otherwise have the variance 0, whose logarithm is minus infinity."""
 
 LEAST_WEIGHT = 0.01
-"""Hyperparameters that are less likely than this, beside the best ones, are left out of the average."""
+"""Hyperparameters with a smaller share in the average than this are left out of it."""
 
 
 class OrderTrial(NamedTuple):
@@ -35,8 +35,6 @@ class OrderTrial(NamedTuple):
 class Hyperparameters:
     """What the model assumes about scores before it has seen any."""
 
-    mean: float
-    """The score of an order of which nothing is known."""
     variance: float
     """The variance between orders."""
     decay: float
@@ -51,8 +49,8 @@ class Posterior:
 
     mean: ScoreArray
     covariance: ScoreArray
-    hyperparameters: Hyperparameters
-    """The assumptions behind it; of an average, the most likely ones."""
+    noise_variance: float
+    """The variance between trials of one order, because their seeds differ."""
 
     @property
     def deviation(self) -> ScoreArray:
@@ -68,13 +66,25 @@ class Posterior:
         return draw
 
 
-def condition(trials: Sequence[OrderTrial], assumed: Hyperparameters, distances: ScoreArray = DISTANCES) -> Posterior:
-    """Return the exact posterior: mean + k' (K + noise)^-1 (scores - mean), and the covariance K** - k' (…)^-1 k."""
-    kernel = assumed.variance * np.exp(-assumed.decay * distances)
+def condition(trials: Sequence[OrderTrial], assumed: Hyperparameters) -> Posterior:
+    """Return the exact posterior of a Gaussian process whose mean is a constant of which nothing is known before.
+
+    With C the covariance of the trials and k that of the trials with all orders, the mean is m + k' C^-1 (scores - m),
+    where m = 1' C^-1 scores / 1' C^-1 1. The covariance is K - k' C^-1 k + u u' / 1' C^-1 1: the last term is the
+    uncertainty of m, with u = 1 - k' C^-1 1.
+    """
+    kernel = assumed.variance * np.exp(-assumed.decay * DISTANCES)
     seen = [trial.order for trial in trials]
     scores = np.array([trial.score for trial in trials])
-    gain = np.linalg.solve(kernel[np.ix_(seen, seen)] + assumed.noise_variance * np.eye(len(seen)), kernel[seen])
-    return Posterior(assumed.mean + gain.T @ (scores - assumed.mean), kernel - kernel[seen].T @ gain, assumed)
+    covariance = kernel[np.ix_(seen, seen)] + assumed.noise_variance * np.eye(len(seen))
+    gain, weights = np.linalg.solve(covariance, kernel[seen]), np.linalg.solve(covariance, np.ones(len(seen)))
+    mean = weights @ scores / weights.sum()
+    unexplained = 1.0 - kernel[seen].T @ weights
+    return Posterior(
+        mean + gain.T @ (scores - mean),
+        kernel - kernel[seen].T @ gain + np.outer(unexplained, unexplained) / weights.sum(),
+        assumed.noise_variance,
+    )
 
 
 def fit(trials: Sequence[OrderTrial]) -> Posterior:
@@ -94,13 +104,14 @@ def fit(trials: Sequence[OrderTrial]) -> Posterior:
     # The law of total variance: the mean of the covariances, and the covariance of the means.
     shifts = [(weight, part, part.mean - mean) for weight, part in parts]
     covariance = sum(weight * (part.covariance + np.outer(shift, shift)) for weight, part, shift in shifts) / total
-    return Posterior(mean, covariance, max(parts, key=lambda pair: pair[0])[1].hyperparameters)
+    return Posterior(mean, covariance, sum(weight * part.noise_variance for weight, part in parts) / total)
 
 
 def assess(trials: Sequence[OrderTrial]) -> list[tuple[float, Hyperparameters]]:
     """Return the logarithm of the marginal likelihood, up to a constant, for each point of the grid.
 
-    Decay and noise ratio come from the grid; for each pair of them, the best mean and variance have a closed form.
+    Decay and noise ratio come from the grid. The mean and the logarithm of the variance are integrated out, with flat
+    priors (the restricted likelihood): inserting the best ones instead would favour smooth and certain models.
     """
     scores = np.array([trial.score for trial in trials])
     seen = [trial.order for trial in trials]
@@ -109,10 +120,11 @@ def assess(trials: Sequence[OrderTrial]) -> list[tuple[float, Hyperparameters]]:
         # The covariance of the scores is variance * correlation.
         correlation = np.exp(-decay * DISTANCES[np.ix_(seen, seen)]) + ratio * np.eye(len(seen))
         precision = np.linalg.inv(correlation)
-        mean = float(precision.sum(axis=0) @ scores / precision.sum())
-        rest = scores - mean
-        variance = max(LEAST_VARIANCE, float(rest @ precision @ rest) / len(scores))
-        # log p = -n/2 log(variance) - 1/2 log det(correlation), with the best mean and variance inserted.
-        likelihood = -0.5 * len(scores) * np.log(variance) - 0.5 * np.linalg.slogdet(correlation)[1]
-        found.append((float(likelihood), Hyperparameters(mean, variance, decay, ratio * variance)))
+        rest = scores - precision.sum(axis=0) @ scores / precision.sum()
+        freedom = len(scores) - 1  # one degree of freedom went into the mean
+        variance = max(LEAST_VARIANCE, float(rest @ precision @ rest) / max(1, freedom))
+        # log p = -(n - 1)/2 log(variance) - 1/2 log det(correlation) - 1/2 log(1' correlation^-1 1)
+        determinants = np.linalg.slogdet(correlation)[1] + np.log(precision.sum())
+        likelihood = -0.5 * freedom * np.log(variance) - 0.5 * determinants
+        found.append((float(likelihood), Hyperparameters(variance, decay, ratio * variance)))
     return found

@@ -42,14 +42,15 @@ class TrainerProcesses:
 
     def start(self, job: TrainingJob) -> None:
         connection = self._free.pop()
-        connection.send(job)
+        with contextlib.suppress(ConnectionError):  # `wait` says that the process has died
+            connection.send(job)
         self._jobs[connection] = job
 
     def wait(self) -> tuple[TrainingJob, dict[str, Any] | None]:
         connection: Any = wait(list(self._jobs))[0]
         try:
             answer = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             raise LearnerFailure("a process of the search died: the same command continues the search") from None
         if isinstance(answer, Exception):
             raise answer

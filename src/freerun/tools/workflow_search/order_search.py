@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -17,6 +19,7 @@ from freerun.core import Common, UserError, require_positive
 from freerun.persistence import trust
 from freerun.persistence.files import read_json
 from freerun.persistence.redaction import without_secrets
+from freerun.persistence.run_folder import RunFolder
 from freerun.run.series import ABOUT_ONE_RUN
 from freerun.settings.config import AnyConfig, TrainConfig
 from freerun.settings.defaults import complete
@@ -95,13 +98,25 @@ def search(config: AnyConfig, options: SearchOptions, say: Say = logger.info) ->
     """
     config = _for_search(complete(config))
     path = config.run_dir or Path("runs") / f"search-{config.mode}-{datetime.now():%Y%m%d-%H%M%S}"
+    if not path.is_dir():
+        RunFolder(path).create()
+    # Two searches in one folder would each write a list of trainings without those of the other.
+    release = RunFolder(path).claim()
+    try:
+        return _search_in(path, config, options, say)
+    finally:
+        release()
+
+
+def _search_in(path: Path, config: AnyConfig, options: SearchOptions, say: Say) -> SearchResult | None:
     flat_config = without_secrets(flatten_config(config))
     folder = SearchFolder.open(path, options.seeds_per_trial, options.budget_trials, _identity(flat_config, options))
     trust.sign(path, code_in(flat_config))
     sampler = SAMPLERS[options.sampler](options.budget_trials, config.seed)
-    is_finished = True
-    if len(folder.trials()) < options.budget_trials or _unfinished(folder):
-        with _trainers(config, options) as trainers:
+    is_finished = _is_complete(folder, options)
+    if not is_finished:
+        # Ctrl-C may come between two trainings, too: what is finished is reported in any case.
+        with contextlib.suppress(KeyboardInterrupt), _trainers(config, options) as trainers:
             is_finished = _TrialLoop(config, options, folder, sampler, trainers, say).run()
     if not folder.finished():
         return None
@@ -190,6 +205,13 @@ def _trainers(config: AnyConfig, options: SearchOptions) -> AbstractContextManag
     return trainer_processes(config, options.trial_episodes, options.at_once)
 
 
+def _is_complete(folder: SearchFolder, options: SearchOptions) -> bool:
+    """True if nothing is left to train: neither trials, nor the training that shows the effect of --warm-start."""
+    shows_effect = any(line["trial"] == FROM_NOTHING for line in folder.lines)
+    has_all = len(folder.trials()) >= options.budget_trials and not _unfinished(folder)
+    return has_all and (shows_effect or not options.warm_start)
+
+
 def _unfinished(folder: SearchFolder) -> dict[int, list[dict[str, Any]]]:
     """Return the trials of which a killed search has finished only some trainings."""
     return {trial: lines for trial, lines in folder.trials().items() if len(lines) < folder.seeds_per_trial}
@@ -211,6 +233,8 @@ class _TrialLoop:
         self._sampler, self._trainers, self._say = sampler, trainers, say
         self._orders = {trial: ORDERS.index(lines[0]["order"]) for trial, lines in folder.trials().items()}
         """The order of each trial that was begun."""
+        self._blocks = {(self._orders[trial], self._block(lines)) for trial, lines in folder.trials().items()}
+        """Orders with the blocks of seeds that their trials have. A kill may have lost the first one of several."""
         self._waiting: list[tuple[int, int]] = []
         """Trials and seeds of the trainings to start next."""
         self._running: list[TrainingJob] = []
@@ -219,8 +243,7 @@ class _TrialLoop:
         """Train until the budget is spent. Return False if the search was interrupted."""
         for trial, lines in _unfinished(self._folder).items():
             done = {line["seed"] for line in lines}
-            block = (min(done) - self._config.seed) // self._options.seeds_per_trial
-            self._waiting += [(trial, seed) for seed in self._seeds(block) if seed not in done]
+            self._waiting += [(trial, seed) for seed in self._seeds(self._block(lines)) if seed not in done]
         while True:
             while len(self._running) < self._trainers.num_at_once and self._start_next():
                 pass
@@ -256,8 +279,9 @@ class _TrialLoop:
         if order is None:
             return False
         trial = max(self._orders, default=-1) + 1
-        block = sum(order == other for other in self._orders.values())
+        block = next(number for number in itertools.count() if (order, number) not in self._blocks)
         self._orders[trial] = order
+        self._blocks.add((order, block))
         self._waiting += [(trial, seed) for seed in self._seeds(block)]
         return True
 
@@ -265,6 +289,10 @@ class _TrialLoop:
         """Return the seeds of an order's first trial (block 0), of its second one, …"""
         first = self._config.seed + block * self._options.seeds_per_trial
         return list(range(first, first + self._options.seeds_per_trial))
+
+    def _block(self, lines: list[dict[str, Any]]) -> int:
+        """Return the number of the block from which the seeds of a trial are."""
+        return int(min(line["seed"] for line in lines) - self._config.seed) // self._options.seeds_per_trial
 
     def _best_run(self) -> Path | None:
         lines = self._folder.counted

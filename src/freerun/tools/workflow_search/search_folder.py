@@ -42,7 +42,6 @@ class SearchFolder:
     @classmethod
     def open(cls, path: Path, seeds_per_trial: int, budget_trials: int, settings: Mapping[str, Any]) -> SearchFolder:
         """Begin a search in a new folder, or continue the search of the same settings that the folder holds."""
-        path.mkdir(parents=True, exist_ok=True)
         known = json.loads(json.dumps(settings))  # a file has lists where settings have tuples
         if (path / SETTINGS).exists() and {**read_json(path / SETTINGS), **known} != read_json(path / SETTINGS):
             raise UserError(f"{path} holds a search with other settings: name another --run-dir")

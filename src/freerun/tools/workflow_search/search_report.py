@@ -97,7 +97,7 @@ def write_report(folder: SearchFolder, sampler: OrderSampler) -> Ranking:
         ORDERS[sampler.best(finished)],
         _ranked(folder.counted, posterior),
         _precedences(posterior),
-        posterior.hyperparameters.noise_variance**0.5,
+        posterior.noise_variance**0.5,
         _warm_start_effect(folder),
     )
     write_json(folder.path / RANKING, asdict(ranking))
