@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import Any
 
 import gymnasium
@@ -10,6 +12,7 @@ import pytest
 from gymnasium import spaces
 from toy_envs import Masked, MaskedByMethod, OneBit
 
+from freerun.adapters import action_masks
 from freerun.adapters.action_masks import EnvMasks, MaskSource, find_mask_source
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import EnvFailure, UserError
@@ -146,3 +149,26 @@ def test_a_mask_that_cannot_be_read_is_an_error_with_the_seed(env_args: dict[str
 
     with pytest.raises(UserError, match=sentence):
         play()
+
+
+class WaitsToBeNoticed(Masked):
+    """Its reset returns when freerun has said that it takes long."""
+
+    noticed = threading.Event()
+
+    def reset(self, **options: Any) -> Any:
+        assert self.noticed.wait(60)
+        return super().reset(**options)
+
+
+def test_a_first_reset_that_takes_long_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Notice(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            WaitsToBeNoticed.noticed.set()
+
+    monkeypatch.setattr(action_masks, "SLOW_RESET_SECONDS", 0.01)
+    logging.getLogger("freerun").addHandler(Notice())
+    assert find_mask_source(WaitsToBeNoticed("info")) is MaskSource.INFO
+    assert "first reset of the environment" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import traceback
 from collections.abc import Mapping
 from enum import Enum
@@ -20,6 +22,10 @@ MASK_KEY = "action_mask"
 """The name of the mask in an info or in a Dict observation, as in Gymnasium's Taxi and in PettingZoo."""
 MASK_METHOD = "action_masks"
 """The method that returns the mask, as in sb3-contrib."""
+SLOW_RESET_SECONDS = 10.0
+SLOW_RESET = "the first reset of the environment has taken {:g} s so far; the run begins when it returns"
+
+logger = logging.getLogger("freerun")
 
 
 class MaskSource(Enum):
@@ -39,11 +45,16 @@ def find_mask_source(env: Env) -> MaskSource | None:
         return MaskSource.METHOD
     if not has_choices(getattr(env, "action_space", None)):
         return None
-    # Nothing but a reset tells what an info holds.
+    # Nothing but a reset tells what an info holds. It happens in this process, where no hang detector watches.
+    reminder = threading.Timer(SLOW_RESET_SECONDS, logger.warning, (SLOW_RESET.format(SLOW_RESET_SECONDS),))
+    reminder.daemon = True  # Ctrl-C must not wait for it
+    reminder.start()
     try:
         _, info = env.reset(seed=0)
     except (Exception, SystemExit):  # a worker will meet it again, and report it with the seed of its episode
         return None
+    finally:
+        reminder.cancel()
     return MaskSource.INFO if isinstance(info, Mapping) and MASK_KEY in info else None
 
 
