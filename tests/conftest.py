@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import preloaded_python
+import preloaded_servers
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -100,6 +101,12 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     tests/collecting/test_restart_policy.py checks how the pauses grow, without waiting for them.
     """
     monkeypatch.setattr(restart_policy, "MAX_PAUSE_SECONDS", 0.05)
+
+
+@pytest.fixture
+def quick_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further learners and trainers that a run in this process starts need not import torch."""
+    monkeypatch.setattr(processes, "server_context", preloaded_servers.ServerContext)
 
 
 @pytest.fixture
