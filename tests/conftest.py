@@ -45,7 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.xdist_group("ray"))
         elif item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, not _needs_ray(item)))
+    # The tests with Ray come first: they are the longest group, and one process runs them one after another.
+    items.sort(key=lambda item: (not _needs_ray(item), item.get_closest_marker("slow") is None))
     yield
     for item in items:
         # xdist 3.8 appends the group to `_nodeid`, but from pytest 9.2 on the name of a test is in `_id`. Without this
