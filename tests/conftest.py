@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import preloaded_python
+import preloaded_servers
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -44,7 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.xdist_group("ray"))
         elif item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, not _needs_ray(item)))
+    # The tests with Ray come first: they are the longest group, and one process runs them one after another.
+    items.sort(key=lambda item: (not _needs_ray(item), item.get_closest_marker("slow") is None))
     yield
     for item in items:
         # xdist 3.8 appends the group to `_nodeid`, but from pytest 9.2 on the name of a test is in `_id`. Without this
@@ -100,6 +102,12 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     tests/collecting/test_restart_policy.py checks how the pauses grow, without waiting for them.
     """
     monkeypatch.setattr(restart_policy, "MAX_PAUSE_SECONDS", 0.05)
+
+
+@pytest.fixture
+def quick_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further learners and trainers that a run in this process starts need not import torch."""
+    monkeypatch.setattr(processes, "server_context", preloaded_servers.ServerContext)
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ def settings_for(mode: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_servers")
 @pytest.mark.parametrize("mode", MODES)
 def test_learners_have_simulators_of_their_own_and_the_books_of_all_balance(mode: str, run_dir: Path) -> None:
     options = {**settings_for(mode), "num_learners": 2, "checkpoint_every": "100"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
 import os
 import pickle
 import signal
@@ -205,8 +204,7 @@ class _LocalFollowers:
     """Learners as processes of this machine. They end when this process ends."""
 
     def __init__(self, payload: bytes, places: Sequence[LearnerPlace]):
-        # Not fork: neither torch's threads nor CUDA survive it.
-        context = multiprocessing.get_context("spawn")
+        context = processes.server_context()
         self._running: dict[Connection, int] = {}
         self._processes: dict[int, SpawnProcess] = {}
         for one in places:

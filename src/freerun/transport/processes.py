@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver, resource_sharer, util
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from multiprocessing.synchronize import SemLock
 from typing import Any
 
@@ -159,13 +159,21 @@ def start(target: Callable[..., None], *arguments: object) -> ForkServerProcess:
     return process
 
 
+def server_context() -> SpawnContext:
+    """The context for processes that load torch and may start workers of their own.
+
+    They are spawned and not forked: neither torch's threads nor CUDA survive a fork of this process, and the fork
+    server of the workers must not load torch. Tests put a faster start in the place of this function.
+    """
+    return multiprocessing.get_context("spawn")
+
+
 def start_server(target: Callable[..., None], *arguments: object) -> tuple[SpawnProcess, Connection]:
     """Run `target(connection, *arguments)` in a process that may start workers of its own; return our end of the pipe.
 
-    It is spawned and not forked, because this process has threads, and its fork server must not load torch. Daemonic
-    processes may have no children, so it is none: `target` should call `end_with_parent`.
+    Daemonic processes may have no children, so it is none: `target` should call `end_with_parent`.
     """
-    spawning = multiprocessing.get_context("spawn")
+    spawning = server_context()
     ours, theirs = spawning.Pipe()
     process = spawning.Process(target=target, args=(theirs, *arguments))
     with without_main():

@@ -119,6 +119,7 @@ def test_a_pruned_training_leaves_its_workers_to_the_next(tmp_path: Path) -> Non
     assert after.score == freerun.evaluate(tmp_path / "alone", episodes=3, seed=7).mean
 
 
+@pytest.mark.usefixtures("quick_servers")
 def test_several_at_once_with_a_front(tmp_path: Path) -> None:
     result = freerun.sweep(
         "CartPole-v1",
@@ -157,6 +158,7 @@ def test_a_trial_that_fails_does_not_end_the_sweep_but_three_do(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("quick_servers")
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_killed_and_resumed_it_loses_no_finished_trial(at_once: int, tmp_path: Path) -> None:
     line = "CartPole-v1 --vary learning-rate 1e-4:1e-2:log --trials 6 --total-steps 1500 --num-workers 1 --no-prune"
