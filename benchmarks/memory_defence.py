@@ -47,8 +47,8 @@ class Options:
     cyborg_commit: str = "26ce1c1"
     """Of CAGE challenge 2, for the report."""
     memories: tuple[str, ...] = MEMORIES
-    advantage_rows: str | None = None
-    """As --advantage-rows; left out, the default of the memory."""
+    advantage_rows: str = "minibatch"
+    """As --advantage-rows; `update` is a trial for minibatches of a few sequences."""
     again: bool = False
     """Run what was run before, and replace it."""
     output: Path = Path(__file__).parent / "results" / "memory_defence"
@@ -67,7 +67,7 @@ class DefenceRun:
     red_agent: str
     memory: str
     advantage_rows: str
-    """Over which rows advantages were scaled; with a memory, the default was `minibatch` at first."""
+    """Over which rows advantages were scaled: those of each minibatch, or of the update."""
     seed: int
     total_steps: int
     mean_return: float
@@ -125,7 +125,7 @@ def main(options: Options) -> None:
     for seed in options.seeds:
         for red_agent in options.red_agents:
             for memory in options.memories:
-                rows = options.advantage_rows or ("minibatch" if memory == "none" else "update")
+                rows = options.advantage_rows
                 key = (options.env, red_agent, options.total_steps, memory, rows, seed)
                 if options.report_only or key in done:
                     continue
