@@ -51,7 +51,7 @@ def test_every_mode_ends_at_the_weights_of_sequential_also_when_resumed_and_repl
     workers = {} if mode == "sequential" else {"num_workers": 1 if is_slow else 2}
     settings = {**KINDS[kind].train_settings(), **workers, "deterministic": True}
     freerun.train(**settings, mode=mode, total_episodes=6, run_dir=run_dir)
-    elsewhere = {"mode": "sequential", "num_workers": 1} if is_slow else {}
+    elsewhere: dict[str, Any] = {"mode": "sequential", "num_workers": 1} if is_slow else {}
     result = freerun.resume(run_dir, total_episodes=12, **elsewhere)
     expected = references(kind)
     np.testing.assert_array_equal(result.policy.weights, expected.policy.weights)
