@@ -47,6 +47,8 @@ class Options:
     cyborg_commit: str = "26ce1c1"
     """Of CAGE challenge 2, for the report."""
     memories: tuple[str, ...] = MEMORIES
+    advantage_rows: str = "minibatch"
+    """As --advantage-rows; `update` is a trial for minibatches of a few sequences."""
     again: bool = False
     """Run what was run before, and replace it."""
     output: Path = Path(__file__).parent / "results" / "memory_defence"
@@ -64,6 +66,8 @@ class DefenceRun:
     env: str
     red_agent: str
     memory: str
+    advantage_rows: str
+    """Over which rows advantages were scaled: those of each minibatch, or of the update."""
     seed: int
     total_steps: int
     mean_return: float
@@ -71,18 +75,20 @@ class DefenceRun:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.env, self.red_agent, self.memory, self.seed, self.total_steps
+        return self.env, self.red_agent, self.total_steps, self.memory, self.advantage_rows, self.seed
 
 
-def train(red_agent: str, memory: str, seed: int, options: Options) -> DefenceRun:
+def train(red_agent: str, memory: str, advantage_rows: str, seed: int, options: Options) -> DefenceRun:
     settings = {**SETTINGS, **OF_ENV[options.env], "red_agent": red_agent, "memory": memory, "seed": seed}
+    settings["advantage_rows"] = advantage_rows
     if options.cyborg_path is not None:
         settings["cyborg_path"] = str(options.cyborg_path)
     with tempfile.TemporaryDirectory() as scratch:
         run_dir, steps = Path(scratch) / "run", options.total_steps
         result = freerun.train(options.env, run_dir=run_dir, quiet=True, total_steps=steps, **settings)
         score = freerun.evaluate(result.policy, episodes=options.episodes).mean
-    return DefenceRun(options.env, red_agent, memory, seed, steps, score, result.summary["wall_seconds"])
+    seconds = result.summary["wall_seconds"]
+    return DefenceRun(options.env, red_agent, memory, advantage_rows, seed, steps, score, seconds)
 
 
 def report(records: list[DefenceRun], options: Options) -> str:
@@ -95,21 +101,20 @@ def report(records: list[DefenceRun], options: Options) -> str:
         f"{options.episodes} fresh episodes of 100 steps with the most likely actions; 0 is the best. CybORG is "
         f"commit {options.cyborg_commit} of CAGE challenge 2.",
         "",
-        "| environment | red agent | steps | memory | seeds | return, each seed | median | seconds, median |",
-        "| --- | --- | ---: | --- | ---: | --- | ---: | ---: |",
+        "| environment | red agent | steps | memory | advantages scaled over | seeds | return, each seed | median | "
+        "seconds, median |",
+        "| --- | --- | ---: | --- | --- | ---: | --- | ---: | ---: |",
     ]
-    kinds = dict.fromkeys((one.env, one.red_agent, one.total_steps) for one in sorted(records, key=lambda one: one.key))
-    for env, red_agent, total_steps in kinds:
-        for memory in MEMORIES:
-            found = [one for one in records if one.key[:3] == (env, red_agent, memory)]
-            found = sorted((one for one in found if one.total_steps == total_steps), key=lambda one: one.seed)
-            if found:
-                returns = [one.mean_return for one in found]
-                lines.append(
-                    f"| `{env}` | {red_agent} | {total_steps:,} | {memory} | {len(found)} | "
-                    f"{', '.join(f'{value:.1f}' for value in returns)} | {statistics.median(returns):.1f} | "
-                    f"{statistics.median(one.seconds for one in found):.0f} |"
-                )
+    records = sorted(records, key=lambda one: (*one.key[:3], MEMORIES.index(one.memory), *one.key[4:]))
+    for kind in dict.fromkeys(one.key[:-1] for one in records):
+        found = [one for one in records if one.key[:-1] == kind]
+        env, red_agent, total_steps, memory, advantage_rows = kind
+        returns = [one.mean_return for one in found]
+        lines.append(
+            f"| `{env}` | {red_agent} | {total_steps:,} | {memory} | {advantage_rows} | {len(found)} | "
+            f"{', '.join(f'{value:.1f}' for value in returns)} | {statistics.median(returns):.1f} | "
+            f"{statistics.median(one.seconds for one in found):.0f} |"
+        )
     lines += ["", "Others used the machine at the same time, so the seconds are rough.", f"{processor()}; {about}."]
     return "\n".join(lines) + "\n"
 
@@ -120,10 +125,11 @@ def main(options: Options) -> None:
     for seed in options.seeds:
         for red_agent in options.red_agents:
             for memory in options.memories:
-                key = (options.env, red_agent, memory, seed, options.total_steps)
+                rows = options.advantage_rows
+                key = (options.env, red_agent, options.total_steps, memory, rows, seed)
                 if options.report_only or key in done:
                     continue
-                file.replace(train(red_agent, memory, seed, options), "key")
+                file.replace(train(red_agent, memory, rows, seed, options), "key")
                 print(file.records[-1], flush=True)
     text = report(file.records, options)
     (options.output / "memory_defence.md").write_text(text, encoding="utf-8")

@@ -238,10 +238,3 @@ def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:
         PPOConfig(memory="gru", burn_in=64)
     with pytest.raises(UserError, match="--sequence-steps must be"):
         PPOConfig(memory="gru", sequence_steps=0)
-
-
-def test_advantages_are_scaled_over_the_whole_update_unless_one_says_otherwise() -> None:
-    """A minibatch of a few sequences may be better than the others as a whole, which its own mean would hide."""
-    assert make()[0].config.normalizes_update
-    assert make(advantage_rows="minibatch")[0].config.normalizes_minibatches
-    assert PPO(MAZE.spec, PPOConfig(), 0, "cpu", True).config.normalizes_minibatches

@@ -46,12 +46,13 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_every_mode_ends_at_the_weights_of_sequential_also_when_resumed_and_replayed(
     kind: str, mode: str, references: Any, run_dir: Path
 ) -> None:
-    needs_torch = KINDS[kind].workers_need_torch
-    workers = {} if mode == "sequential" else {"num_workers": 1 if needs_torch else 2}
+    # Ray's actors, and workers that import torch, take a second to start: there is one of them, and one start.
+    is_slow = KINDS[kind].workers_need_torch or mode == "ray"
+    workers = {} if mode == "sequential" else {"num_workers": 1 if is_slow else 2}
     settings = {**KINDS[kind].train_settings(), **workers, "deterministic": True}
     freerun.train(**settings, mode=mode, total_episodes=6, run_dir=run_dir)
-    # Workers that import torch are started once.
-    result = freerun.resume(run_dir, total_episodes=12, **({"mode": "sequential"} if needs_torch else {}))
+    elsewhere: dict[str, Any] = {"mode": "sequential", "num_workers": 1} if is_slow else {}
+    result = freerun.resume(run_dir, total_episodes=12, **elsewhere)
     expected = references(kind)
     np.testing.assert_array_equal(result.policy.weights, expected.policy.weights)
     for name in ("env_steps", "updates", "mean_return"):

@@ -50,7 +50,8 @@ def test_every_format_of_every_policy_acts_as_the_trained_one(name: str, to: str
             freerun.export(runs[name], to)
         return
     # A thousand unless one says otherwise, which takes seconds for some networks.
-    found = freerun.export(runs[name], to, **({} if name == "discrete" else {"observations": 100}))
+    fewer: dict[str, Any] = {} if name == "discrete" else {"observations": 100}
+    found = freerun.export(runs[name], to, **fewer)
     assert found.parity.holds
     assert found.parity.num_observations == (1000 if name == "discrete" else 100)
     assert found.parity.source == "recorded by playing the environment"
@@ -76,7 +77,8 @@ def test_a_file_with_a_memory_goes_on_from_what_it_returned(runs: dict[str, Path
     kind.write(policy, tmp_path / "policy.pt")
     run, ours = kind.open(tmp_path / "policy.pt", policy), policy.new_memory()
     theirs, rng = policy.new_memory(), np.random.default_rng(0)
-    for obs in rng.random((20, *policy.observation_space.shape)).astype(np.float32):  # type: ignore[misc]
+    for _ in range(20):
+        obs = rng.random(policy.observation_space.shape or ()).astype(np.float32)
         expected = policy.logits(obs, memory=ours)
         outputs = run([ExtendedObservation(obs, memory=theirs)])
         assert outputs.logits is not None

@@ -194,7 +194,8 @@ class UpdateHooks:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold."""
-        channel, state = self._channel, {}
+        channel = self._channel
+        state: dict[str, Any] = {}
         if self._changed_tunables:
             state[TUNABLES_STATE] = dict(self._changed_tunables)
         if channel is not None and channel.env_args:

@@ -82,13 +82,13 @@ def restore_settings(algorithm: Any, traits: AlgorithmTraits, changed: Mapping[s
 
     The optimisers are not touched: their learning rates are in the checkpoint, and may have been annealed since.
     """
-    settings = {MINIBATCH: traits.minibatch_setting, UPDATE_RATIO: traits.update_ratio_setting}
-    settings[LEARNING_RATE] = LEARNING_RATE
+    settings: dict[str, str | None] = {LEARNING_RATE: LEARNING_RATE}
+    settings |= {MINIBATCH: traits.minibatch_setting, UPDATE_RATIO: traits.update_ratio_setting}
     known = {field.name for field in fields(algorithm.config)}
     values: dict[str, float] = {}
     for name, value in changed.items():
         setting = settings.get(name)
-        if setting in known:
+        if setting is not None and setting in known:
             is_whole = isinstance(getattr(algorithm.config, setting), int)
             values[setting] = int(value) if is_whole else float(value)
     if values:

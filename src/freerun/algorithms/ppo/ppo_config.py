@@ -67,9 +67,8 @@ class PPOConfig:
     """End an update early once the policy has moved this far (× 1.5) from the one it started with."""
     normalize_advantage: bool = True
     """Scale advantages to mean 0 and deviation 1."""
-    advantage_rows: Literal["minibatch", "update"] | None = None
-    """The rows over which --normalize-advantage takes mean and deviation: each minibatch, or the whole update (if not
-    given: each minibatch, and the whole update with --memory)."""
+    advantage_rows: Literal["minibatch", "update"] = "minibatch"
+    """The rows over which --normalize-advantage takes mean and deviation: each minibatch, or the whole update."""
     normalize_obs: bool | None = None
     """Scale observations by their running mean and deviation, except those whose range is within -1 to 1 and images;
     the statistics travel with the weights. --no-normalize-obs leaves all as they are (if not given: yes, and no for
@@ -136,7 +135,7 @@ class PPOConfig:
 
     @property
     def normalizes_minibatches(self) -> bool:
-        return self.normalize_advantage and self.advantage_rows != "update"
+        return self.normalize_advantage and self.advantage_rows == "minibatch"
 
     @property
     def normalizes_update(self) -> bool:
@@ -162,8 +161,6 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
         "minibatch_size": minibatch_size,
         "num_epochs": TENSOR_EPOCHS if scale.is_tensors else NUM_EPOCHS,
         "learning_rate": max(LEARNING_RATE, round(learning_rate, 6)),
-        # A minibatch of a few sequences may be better than the others as a whole, which its own mean would hide.
-        "advantage_rows": "update" if config.has_memory else "minibatch",
         # Tensors come from simulators whose authors have scaled them, and the statistics would be a wait for the GPU.
         "normalize_obs": not scale.is_tensors,
         "normalize_reward": not scale.is_tensors,
