@@ -29,7 +29,7 @@ from freerun.tools.bench.load_meter import processor
 
 SHAPE, NUM_CHOICES = (4, 84, 84), 6
 NUM_ENVS, STEPS_PER_ENV, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
-SETTINGS: dict[str, float] = {"learning_rate": 2.5e-4, "clip_range": 0.1}
+SETTINGS: dict[str, Any] = {"learning_rate": 2.5e-4, "clip_range": 0.1}
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Noise(gymnasium.Env[Any, Any]):
 def freerun_update(lag: int) -> Callable[[], object]:
     """An update on segments that were collected `lag` versions ago, up to the weights for the workers."""
     spec = EnvSpec(Noise.observation_space, Noise.action_space, images=(ImagePart(0, SHAPE),))
-    own = {"entropy_coef": 0.01, "value_coef": 0.5, "normalize_reward": False, "num_epochs": NUM_EPOCHS}
-    sizes = {"minibatch_size": MINIBATCH_SIZE, "steps_per_update": NUM_ENVS * STEPS_PER_ENV}
+    own: dict[str, Any] = {"entropy_coef": 0.01, "value_coef": 0.5, "normalize_reward": False, "num_epochs": NUM_EPOCHS}
+    sizes: dict[str, Any] = {"minibatch_size": MINIBATCH_SIZE, "steps_per_update": NUM_ENVS * STEPS_PER_ENV}
     algorithm = PPO(spec, PPOConfig(network="nature", **SETTINGS, **own, **sizes), 0, "cpu", False)
     rng, here = np.random.default_rng(0), (STEPS_PER_ENV, 1)
     segments = []
@@ -83,12 +83,12 @@ def sb3_update() -> Callable[[], object]:
     from stable_baselines3 import PPO as TheirPPO
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-    own = {"ent_coef": 0.01, "vf_coef": 0.5, "n_epochs": NUM_EPOCHS}
-    sizes = {"n_steps": STEPS_PER_ENV, "batch_size": MINIBATCH_SIZE}
+    own: dict[str, Any] = {"ent_coef": 0.01, "vf_coef": 0.5, "n_epochs": NUM_EPOCHS}
+    sizes: dict[str, Any] = {"n_steps": STEPS_PER_ENV, "batch_size": MINIBATCH_SIZE}
     envs = DummyVecEnv([Noise] * NUM_ENVS)
     model = TheirPPO("CnnPolicy", envs, **SETTINGS, **own, **sizes, seed=0, device="cpu")
     _, callback = model._setup_learn(NUM_ENVS * STEPS_PER_ENV)
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, STEPS_PER_ENV)
+    model.collect_rollouts(envs, callback, model.rollout_buffer, STEPS_PER_ENV)
     return model.train
 
 
