@@ -38,6 +38,8 @@ class Options:
     """Threads of the learner."""
     updates: int = 3
     """Updates of which the fastest counts."""
+    beside: str = "nothing else ran"
+    """What ran on the machine at the same time, for the report."""
     output: Path = Path(__file__).parent / "results" / "image_learner"
     """Folder for image_learner.json and .md."""
 
@@ -112,7 +114,7 @@ def report(found: dict[str, Any]) -> str:
         f"| --- |{' ---: |' * len(found['threads'])}",
         *(f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |" for name, cells in found["seconds"].items()),
         "",
-        f"{found['machine']}; {about}.",
+        f"Beside it: {found['beside']}. {found['machine']}; {about}.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -131,7 +133,7 @@ def main(options: Options) -> None:
                 times.append(time.perf_counter() - started)
             seconds[name].append(min(times))
     found = {"updates": options.updates, "threads": options.threads, "seconds": seconds}
-    found |= {"machine": processor(), "versions": versions()}
+    found |= {"beside": options.beside, "machine": processor(), "versions": versions()}
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "image_learner.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (options.output / "image_learner.md").write_text(report(found), encoding="utf-8")
