@@ -29,7 +29,7 @@ from freerun.tools.bench.load_meter import processor
 
 SHAPE, NUM_CHOICES = (4, 84, 84), 6
 NUM_ENVS, STEPS_PER_ENV, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
-SETTINGS: dict[str, float] = {"learning_rate": 2.5e-4, "clip_range": 0.1}
+SETTINGS: dict[str, Any] = {"learning_rate": 2.5e-4, "clip_range": 0.1}
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Options:
     """Threads of the learner."""
     updates: int = 3
     """Updates of which the fastest counts."""
+    beside: str = "nothing else ran"
+    """What ran on the machine at the same time, for the report."""
     output: Path = Path(__file__).parent / "results" / "image_learner"
     """Folder for image_learner.json and .md."""
 
@@ -60,8 +62,8 @@ class Noise(gymnasium.Env[Any, Any]):
 def freerun_update(lag: int) -> Callable[[], object]:
     """An update on segments that were collected `lag` versions ago, up to the weights for the workers."""
     spec = EnvSpec(Noise.observation_space, Noise.action_space, images=(ImagePart(0, SHAPE),))
-    own = {"entropy_coef": 0.01, "value_coef": 0.5, "normalize_reward": False, "num_epochs": NUM_EPOCHS}
-    sizes = {"minibatch_size": MINIBATCH_SIZE, "steps_per_update": NUM_ENVS * STEPS_PER_ENV}
+    own: dict[str, Any] = {"entropy_coef": 0.01, "value_coef": 0.5, "normalize_reward": False, "num_epochs": NUM_EPOCHS}
+    sizes: dict[str, Any] = {"minibatch_size": MINIBATCH_SIZE, "steps_per_update": NUM_ENVS * STEPS_PER_ENV}
     algorithm = PPO(spec, PPOConfig(network="nature", **SETTINGS, **own, **sizes), 0, "cpu", False)
     rng, here = np.random.default_rng(0), (STEPS_PER_ENV, 1)
     segments = []
@@ -83,12 +85,12 @@ def sb3_update() -> Callable[[], object]:
     from stable_baselines3 import PPO as TheirPPO
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-    own = {"ent_coef": 0.01, "vf_coef": 0.5, "n_epochs": NUM_EPOCHS}
-    sizes = {"n_steps": STEPS_PER_ENV, "batch_size": MINIBATCH_SIZE}
+    own: dict[str, Any] = {"ent_coef": 0.01, "vf_coef": 0.5, "n_epochs": NUM_EPOCHS}
+    sizes: dict[str, Any] = {"n_steps": STEPS_PER_ENV, "batch_size": MINIBATCH_SIZE}
     envs = DummyVecEnv([Noise] * NUM_ENVS)
     model = TheirPPO("CnnPolicy", envs, **SETTINGS, **own, **sizes, seed=0, device="cpu")
     _, callback = model._setup_learn(NUM_ENVS * STEPS_PER_ENV)
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, STEPS_PER_ENV)
+    model.collect_rollouts(envs, callback, model.rollout_buffer, STEPS_PER_ENV)
     return model.train
 
 
@@ -112,7 +114,7 @@ def report(found: dict[str, Any]) -> str:
         f"| --- |{' ---: |' * len(found['threads'])}",
         *(f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |" for name, cells in found["seconds"].items()),
         "",
-        f"{found['machine']}; {about}.",
+        f"Beside it: {found['beside']}. {found['machine']}; {about}.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -131,7 +133,7 @@ def main(options: Options) -> None:
                 times.append(time.perf_counter() - started)
             seconds[name].append(min(times))
     found = {"updates": options.updates, "threads": options.threads, "seconds": seconds}
-    found |= {"machine": processor(), "versions": versions()}
+    found |= {"beside": options.beside, "machine": processor(), "versions": versions()}
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "image_learner.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (options.output / "image_learner.md").write_text(report(found), encoding="utf-8")

@@ -70,7 +70,8 @@ class CheckedEnv:
         started = time.perf_counter()
         self.env = self.build()
         self.construct_seconds = time.perf_counter() - started
-        self.mask_source = usable_mask_source(self.env)
+        # In an environment of its own, because a reset may leave something behind.
+        self.mask_source = usable_mask_source(self.build())
         masked = None if self.mask_source is None else RandomAllowedActions(self.env, self.mask_source)
         self.player: Env = masked or self.env
         """The environment, for random actions that it allows."""
