@@ -54,8 +54,7 @@ NO_LAG = "-no-lag"
 SITE_SETTINGS = {"episodes_per_update": EPISODES_PER_UPDATE // 4, "minibatch_size": 250, "learning_rate": 4e-3}
 """Of each site: its part of an update of `pooled`. Its minibatches are half of those of `pooled` and so noisier, which
 makes Adam's steps in the common direction of all sites smaller: hence twice the preset's learning rate."""
-SHARING: dict[str, Any] = {"updates_per_round": 5, "share": "policy", "send_as": "float16"}
-SERVER_LEARNING_RATES = {"fedavgm": 1.5, "fedadam": 0.01}
+SHARING: dict[str, Any] = {"updates_per_round": 5, "share": "policy", "send_as": "float16", "server_step": 1.5}
 SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 """What PPO needs of a step from whoever collected it."""
 
@@ -162,7 +161,6 @@ def train(system: str, seed: int, options: Options, folder: Path) -> list[Traine
         federation = FederationOptions(
             rounds=options.episodes // (SITE_SETTINGS["episodes_per_update"] * SHARING["updates_per_round"]),
             strategy=system.removesuffix(NO_LAG),  # type: ignore[arg-type]
-            server_learning_rate=SERVER_LEARNING_RATES.get(system),
             **SHARING,
         )
         sites = {
