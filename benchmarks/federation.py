@@ -5,8 +5,8 @@ Run it in the environment that `make test-federated` makes: build/federated/bin/
 `pooled` is training on all sites' data, with the settings of the preset: one learner gets the episodes of all four, as
 many in each update and in all as the four sites together. `pooled-large` has as many in all, in a quarter of the
 updates. The others share their policies after every few updates, as float16, and keep their critics (`SITE_SETTINGS`,
-`SHARING`). `own` trains every site alone, with the same settings. Workers may be one update ahead, as the preset
-allows, except in the rows with `no-lag`. All are judged on fresh episodes of every site.
+`SHARING`). `own` trains every site alone, with the same settings; `own-preset` with those of the preset. Workers may be
+one update ahead, as the preset allows, except in the rows with `no-lag`. All are judged on fresh episodes of every site.
 
 Bytes are those that leave or reach the sites: weights and moments of the start, of every round and of the end, or the
 observations, actions, rewards, log-probabilities and ends of every step, as freerun's workers send them. (The policies
@@ -64,7 +64,15 @@ class Options:
     episodes: int = 2000
     """Episodes of each site."""
     seeds: tuple[int, ...] = (0, 1)
-    systems: tuple[str, ...] = ("own", "pooled", "pooled-no-lag", "pooled-large", "fedavg-no-lag", *STRATEGIES)
+    systems: tuple[str, ...] = (
+        "own",
+        "own-preset",
+        "pooled",
+        "pooled-no-lag",
+        "pooled-large",
+        "fedavg-no-lag",
+        *STRATEGIES,
+    )
     num_workers: int = 1
     """Workers of each training."""
     eval_episodes: int = 400
@@ -144,12 +152,12 @@ def finished(result: Any) -> Path:
 
 def train(system: str, seed: int, options: Options, folder: Path) -> list[Trained]:
     began = time.perf_counter()
-    if system == "own":
+    if system.startswith("own"):
         found = []
         for number, (name, site) in enumerate(SITES.items()):
             common = settings(system, options, seed * len(SITES) + number, options.episodes)
-            config = {**common, **SITE_SETTINGS, **site}
-            found.append((f"own: {name}", finished(freerun.train(**config, run_dir=folder / name)), 0))
+            config = {**common, **(SITE_SETTINGS if system == "own" else {}), **site}
+            found.append((f"{system}: {name}", finished(freerun.train(**config, run_dir=folder / name)), 0))
     elif system.startswith("pooled"):
         config = settings(system, options, seed, len(SITES) * options.episodes)
         if system == "pooled-large":
