@@ -6,7 +6,7 @@ Run it in the environment that `make test-federated` makes: build/federated/bin/
 many in each update and in all as the four sites together. `pooled-large` has as many in all, in a quarter of the
 updates. The others share their policies after every few updates, as float16, and keep their critics (`SITE_SETTINGS`,
 `SHARING`). `own` trains every site alone, with the same settings; `own-preset` with those of the preset. Workers may be
-one update ahead, as the preset allows, except in the rows with `no-lag`. All are judged on fresh episodes of every site.
+one update ahead, as the preset allows, except in the rows with `no-lag`. All are judged on fresh episodes of all sites.
 
 Bytes are those that leave or reach the sites: weights and moments of the start, of every round and of the end, or the
 observations, actions, rewards, log-probabilities and ends of every step, as freerun's workers send them. (The policies
