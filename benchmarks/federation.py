@@ -5,7 +5,8 @@ Run it in the environment that `make test-federated` makes: build/federated/bin/
 `pooled` is training on all sites' data, with the settings of the preset: one learner gets the episodes of all four, as
 many in each update and in all as the four sites together. `pooled-large` has as many in all, in a quarter of the
 updates. The others share their policies after every few updates, as float16, and keep their critics (`SITE_SETTINGS`,
-`SHARING`). `own` trains every site alone, with the same settings. All are judged on fresh episodes of every site.
+`SHARING`). `own` trains every site alone, with the same settings; `own-preset` with those of the preset. Workers may be
+one update ahead, as the preset allows, except in the rows with `no-lag`. All are judged on fresh episodes of all sites.
 
 Bytes are those that leave or reach the sites: weights and moments of the start, of every round and of the end, or the
 observations, actions, rewards, log-probabilities and ends of every step, as freerun's workers send them. (The policies
@@ -48,11 +49,12 @@ STRATEGIES = get_args(Strategy)
 HIDDEN_SIZES = (64, 64)
 EPISODES_PER_UPDATE, MINIBATCH_SIZE = 40, 500
 """Of `pooled`, as in the preset."""
+NO_LAG = "-no-lag"
+"""The end of the names of systems whose workers wait for every update. The others may be one ahead, as the preset."""
 SITE_SETTINGS = {"episodes_per_update": EPISODES_PER_UPDATE // 4, "minibatch_size": 250, "learning_rate": 4e-3}
 """Of each site: its part of an update of `pooled`. Its minibatches are half of those of `pooled` and so noisier, which
 makes Adam's steps in the common direction of all sites smaller: hence twice the preset's learning rate."""
-SHARING: dict[str, Any] = {"updates_per_round": 5, "share": "policy", "send_as": "float16"}
-SERVER_LEARNING_RATES = {"fedavgm": 1.5, "fedadam": 0.01}
+SHARING: dict[str, Any] = {"updates_per_round": 5, "share": "policy", "send_as": "float16", "server_step": 1.5}
 SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 """What PPO needs of a step from whoever collected it."""
 
@@ -62,7 +64,15 @@ class Options:
     episodes: int = 2000
     """Episodes of each site."""
     seeds: tuple[int, ...] = (0, 1)
-    systems: tuple[str, ...] = ("own", "pooled", "pooled-large", *STRATEGIES)
+    systems: tuple[str, ...] = (
+        "own",
+        "own-preset",
+        "pooled",
+        "pooled-no-lag",
+        "pooled-large",
+        "fedavg-no-lag",
+        *STRATEGIES,
+    )
     num_workers: int = 1
     """Workers of each training."""
     eval_episodes: int = 400
@@ -111,10 +121,11 @@ class MeasuredPPO(PPO):
         super().observe(segments)
 
 
-def settings(options: Options, seed: int, episodes: int) -> dict[str, Any]:
+def settings(system: str, options: Options, seed: int, episodes: int) -> dict[str, Any]:
     sizes = {"hidden_sizes": HIDDEN_SIZES, "episodes_per_update": EPISODES_PER_UPDATE, "minibatch_size": MINIBATCH_SIZE}
     own = {"total_episodes": episodes, "seed": seed, "num_workers": options.num_workers, "quiet": True}
-    return {**settings_of(["defender"]), **sizes, **own}
+    lag = {"max_lag": 0} if system.endswith(NO_LAG) else {}
+    return {**settings_of(["defender"]), **sizes, **own, **lag}
 
 
 def judge(run_dir: Path, num_episodes: int) -> dict[str, float]:
@@ -132,31 +143,37 @@ def judge(run_dir: Path, num_episodes: int) -> dict[str, float]:
     return scores
 
 
+def finished(result: Any) -> Path:
+    """Return the run folder of a training, unless it was interrupted: half a training must not count."""
+    if result.summary["outcome"] != "finished":
+        raise SystemExit(f"a training was {result.summary['outcome']}: it is not kept")
+    return Path(result.run_dir)
+
+
 def train(system: str, seed: int, options: Options, folder: Path) -> list[Trained]:
     began = time.perf_counter()
-    if system == "own":
+    if system.startswith("own"):
         found = []
         for number, (name, site) in enumerate(SITES.items()):
-            config = {**settings(options, seed * len(SITES) + number, options.episodes), **SITE_SETTINGS, **site}
-            run_dir = freerun.train(**config, run_dir=folder / name).run_dir
-            found.append((f"own: {name}", run_dir, 0))
+            common = settings(system, options, seed * len(SITES) + number, options.episodes)
+            config = {**common, **(SITE_SETTINGS if system == "own" else {}), **site}
+            found.append((f"{system}: {name}", finished(freerun.train(**config, run_dir=folder / name)), 0))
     elif system.startswith("pooled"):
-        config = settings(options, seed, len(SITES) * options.episodes)
+        config = settings(system, options, seed, len(SITES) * options.episodes)
         if system == "pooled-large":
             config["episodes_per_update"] *= len(SITES)
         MeasuredPPO.num_bytes = 0
-        run_dir = freerun.train(**{**config, "env": AllSites, "algo": MeasuredPPO}, run_dir=folder / "run").run_dir
+        run_dir = finished(freerun.train(**{**config, "env": AllSites, "algo": MeasuredPPO}, run_dir=folder / "run"))
         found = [(system, run_dir, MeasuredPPO.num_bytes)]
     else:
         federation = FederationOptions(
             rounds=options.episodes // (SITE_SETTINGS["episodes_per_update"] * SHARING["updates_per_round"]),
-            strategy=system,  # type: ignore[arg-type]
-            server_learning_rate=SERVER_LEARNING_RATES.get(system),
+            strategy=system.removesuffix(NO_LAG),  # type: ignore[arg-type]
             **SHARING,
         )
         sites = {
             name: make_config(
-                {**settings(options, seed * len(SITES) + number, options.episodes), **SITE_SETTINGS, **site}
+                {**settings(system, options, seed * len(SITES) + number, options.episodes), **SITE_SETTINGS, **site}
             )
             for number, (name, site) in enumerate(SITES.items())
         }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -202,7 +205,7 @@ def test_weights_travel_as_float16_and_are_added_up_as_float32() -> None:
 
 
 def test_fedavgm_goes_beyond_the_mean() -> None:
-    server = Server(2, state([1.0]), strategy="fedavgm", server_learning_rate=1.5)
+    server = Server(2, state([1.0]), strategy="fedavgm", server_step=1.5)
     np.testing.assert_allclose(server.weights({"a": state([2.0]), "b": state([4.0])}), [1.0 + 1.5 * 2.0])
 
 
@@ -251,6 +254,12 @@ def test_a_run_config_has_the_names_of_the_flags() -> None:
     assert options_of(config) == FederationOptions(strategy="fedmedian", updates_per_round=7)
     with pytest.raises(UserError, match="unknown entry 'round'"):
         options_of({"round": 3})
+    # Flower refuses entries that the app's own config does not have, so that has all of them.
+    app = Path(__file__).parents[2] / "examples" / "flower_app" / "pyproject.toml"
+    entries = tomllib.loads(app.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    names = {field.name.replace("_", "-") for field in dataclasses.fields(FederationOptions)}
+    assert entries.keys() == {*names, "folder"}
+    assert options_of(entries) == FederationOptions(min_sites=2)
     # Flower takes any text. A misspelt word must not turn privacy off.
     with pytest.raises(UserError, match="there is no --privacy centrall: use none, central, local"):
         options_of({"privacy": "centrall"})

@@ -33,9 +33,10 @@ class FederationOptions:
     which knows its environment, and sends fewer bytes."""
     proximal_mu: float = 0.01
     """The strength of FedProx's term."""
-    server_learning_rate: float | None = None
-    """How far the server goes. With fedavgm in changes of the mean: 1, the default, is fedavg, and 2 goes twice as far.
-    With fedadam it is Adam's learning rate (if not given: 0.01)."""
+    server_learning_rate: float = 0.01
+    """The learning rate of FedAdam."""
+    server_step: float = 1.0
+    """How far fedavgm goes: 1 to the mean of the sites, as fedavg, and 2 twice as far."""
     server_momentum: float = 0.0
     """The part of the last change of all weights that fedavgm adds to the next one."""
     min_sites: int | None = None
@@ -66,9 +67,9 @@ class FederationOptions:
             # Flower's mods clip and add noise in the numbers that are sent, and float16 would round the noise away.
             raise UserError("--privacy needs exact weights: leave --send-as out")
         require_positive(self, "rounds", "updates_per_round", "min_sites")
-        positive = ("server_learning_rate", "round_timeout", "reach_timeout", "clipping_norm", "epsilon", "delta")
-        for name in positive:
-            if (value := getattr(self, name)) is not None and not value > 0:
+        rates = ("server_learning_rate", "server_step", "clipping_norm", "epsilon", "delta")
+        for name in (*rates, "round_timeout", "reach_timeout"):
+            if not getattr(self, name) > 0:
                 raise UserError(f"--{name.replace('_', '-')} must be positive")
         if not 0 <= self.server_momentum < 1:
             raise UserError("--server-momentum must be at least 0 and below 1")

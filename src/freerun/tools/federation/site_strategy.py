@@ -30,7 +30,6 @@ from freerun.tools.federation.shared_state import SharedState
 
 logger = logging.getLogger("freerun")
 
-ADAM_LEARNING_RATE = 0.01
 ROBUST = (FedMedian,)
 """Strategies that a minority of sites cannot move: their moments are merged in the same way."""
 
@@ -45,12 +44,13 @@ def make_strategy(options: FederationOptions, num_sites: int) -> Any:
         "arrayrecord_key": records.ARRAYS,
         "configrecord_key": records.CONFIG,
     }
-    rate = options.server_learning_rate
     makers: dict[str, Callable[[], Any]] = {
         "fedavg": lambda: FedAvg(**common),
-        "fedavgm": lambda: FedAvgM(**common, server_learning_rate=rate or 1.0, server_momentum=options.server_momentum),
+        "fedavgm": lambda: FedAvgM(
+            **common, server_learning_rate=options.server_step, server_momentum=options.server_momentum
+        ),
         "fedprox": lambda: FedProx(**common, proximal_mu=options.proximal_mu),
-        "fedadam": lambda: FedAdam(**common, eta=rate or ADAM_LEARNING_RATE),
+        "fedadam": lambda: FedAdam(**common, eta=options.server_learning_rate),
         "fedmedian": lambda: FedMedian(**common),
     }
     strategy = makers[options.strategy]()
