@@ -7,7 +7,7 @@ hundreds of searches take minutes, and the best order is known.
 
 A search has found an order *within noise of the best* if the mean score of the order that it recommends lies at most
 one standard deviation between seeds below the highest mean of the table. The rule was fixed before the table was
-trained.
+complete and before any search was replayed on it.
 """
 
 from __future__ import annotations
