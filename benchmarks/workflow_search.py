@@ -7,7 +7,7 @@ hundreds of searches take minutes, and the best order is known.
 
 A search has found an order *within noise of the best* if the mean score of the order that it recommends lies at most
 one standard deviation between seeds below the highest mean of the table. The rule was fixed before the table was
-trained.
+complete and before any search was replayed on it.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def recommended(name: str, budget: int, repetition: int, reference: Reference) -
         order = sampler.propose(finished, [], np.random.default_rng([repetition, trial]))
         assert order is not None
         deviation = noise.choice(deviations[num_trained[order] % reference.num_seeds])
+        finished.append(OrderTrial(order, float(reference.scores[order] + deviation), num_trained[order]))
         num_trained[order] += 1
-        finished.append(OrderTrial(order, float(reference.scores[order] + deviation)))
     return sampler.best(finished)
 
 
