@@ -103,7 +103,8 @@ class Reference:
     @property
     def lost(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """By how much each order is worse than the best one."""
-        return self.scores.max() - self.scores
+        lost: np.ndarray[tuple[int], np.dtype[np.float64]] = self.scores.max() - self.scores
+        return lost
 
     @property
     def is_within_noise(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
