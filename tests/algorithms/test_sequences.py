@@ -232,6 +232,8 @@ def test_settings_that_do_not_go_with_a_memory_are_refused() -> None:
         PPO(pixels, PPOConfig(memory="gru"), 0, "cpu", True)
     with pytest.raises(UserError, match="--learner fast is for MLPs without a memory"):
         make(learner="fast")
+    with pytest.raises(UserError, match="--burn-in is for policies with a memory"):
+        PPOConfig(burn_in=4)
     with pytest.raises(UserError, match="--memory-size must be"):
         PPOConfig(memory="gru", memory_size=0)
     with pytest.raises(UserError, match="--burn-in must be at least 0 and below --sequence-steps"):

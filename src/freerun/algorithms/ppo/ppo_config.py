@@ -124,6 +124,8 @@ class PPOConfig:
             raise UserError(f"--value-clip must be above 0, not {self.value_clip:g}")
         if self.has_memory and self.network not in (None, "auto", "mlp"):
             raise UserError(f"--memory goes with an MLP: leave --network {self.network} out, or --memory")
+        if self.burn_in and not self.has_memory:
+            raise UserError("--burn-in is for policies with a memory: give --memory gru or lstm, or leave it out")
         if not 0 <= self.burn_in < self.sequence_steps:
             raise UserError(f"--burn-in must be at least 0 and below --sequence-steps, not {self.burn_in}")
         if self.clip_range <= 0 or (self.learning_rate is not None and self.learning_rate <= 0):
