@@ -118,16 +118,17 @@ def test_a_grid_is_whole_even_if_a_kill_came_while_it_was_written(tmp_path: Path
 
 
 def test_a_grid_is_whole_even_if_a_kill_came_before_a_trial_knew_its_settings(tmp_path: Path) -> None:
-    own = study(tmp_path, GRID, sampler="grid", trials=None)
+    grid = read_dimensions({"num_epochs": list(range(1, 10))}, CONFIG)
+    own = study(tmp_path, grid, sampler="grid", trials=None)
     journal = tmp_path / "study.log"
     length = len(journal.read_text().splitlines())
     asked(own)
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[: length + 1]))  # the trial was taken from the queue, and no more
-    again = study(tmp_path, GRID, sampler="grid", trials=None)
+    again = study(tmp_path, grid, sampler="grid", trials=None)
     while (trial := again.ask()) is not None:
         again.complete(trial, 1.0, 1.0)
-    assert sorted(row.parameters["num_epochs"] for row in again.rows()) == ["1", "2", "3"]
+    assert sorted(row.parameters["num_epochs"] for row in again.rows()) == list("123456789")
 
 
 def test_what_was_running_when_it_was_killed_is_tried_again(tmp_path: Path) -> None:
