@@ -147,8 +147,8 @@ def recommended(name: str, budget: int, repetition: int, reference: Reference) -
         order = sampler.propose(finished, [], np.random.default_rng([repetition, trial]))
         assert order is not None
         deviation = noise.choice(deviations[num_trained[order] % reference.num_seeds])
-        finished.append(OrderTrial(order, float(reference.scores[order] + deviation), num_trained[order]))
         num_trained[order] += 1
+        finished.append(OrderTrial(order, float(reference.scores[order] + deviation)))
     return sampler.best(finished)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -12,7 +11,6 @@ import pytest
 from freerun.tools.workflow_search.order_model import (
     DECAYS,
     NOISE_RATIOS,
-    SEED_SHARES,
     Hyperparameters,
     OrderTrial,
     assess,
@@ -27,7 +25,7 @@ B = ORDERS.index("enterprise,defender,op_server,op_host,user")  # one neighbouri
 C = ORDERS.index("enterprise,op_server,defender,op_host,user")  # another one from B
 REVERSED = ORDERS.index("user,op_host,op_server,enterprise,defender")
 # Each disagreement halves the correlation.
-HALVING = Hyperparameters(variance=1.0, decay=math.log(2), noise_variance=0.5, seed_share=0.0)
+HALVING = Hyperparameters(variance=1.0, decay=math.log(2), noise_variance=0.5)
 
 
 def test_there_are_120_different_orders() -> None:
@@ -78,22 +76,9 @@ def test_the_posterior_after_two_trials() -> None:
     np.testing.assert_allclose(posterior.mean[C], 1.5 + 1.5 / 4 - 1.5 / 2)
 
 
-def test_a_seed_that_raises_all_scores_is_no_reason_to_prefer_an_order() -> None:
-    assumed = dataclasses.replace(HALVING, noise_variance=4.0, seed_share=1.0)
-    # Seed 1 gives 9 more than seed 0 in A. So B, which has only been trained with seed 1, is not better than A.
-    trials = [OrderTrial(A, 1.0, 0), OrderTrial(A, 10.0, 1), OrderTrial(B, 10.0, 1)]
-    posterior = condition(trials, assumed)
-    assert posterior.mean[A] == pytest.approx(posterior.mean[B])
-    # The next trial of A has a seed of which nothing is known: its variance is that of A and 4 more.
-    assert posterior.next_variance[A] == pytest.approx(posterior.covariance[A, A] + 4.0)
-    np.testing.assert_allclose(posterior.next_covariance[:, A], posterior.covariance[:, A])
-    # The next trial of B has seed 0, whose difference from seed 1 is known exactly from A: it would say nothing new.
-    np.testing.assert_allclose(posterior.next_variance[B], 0.0, atol=1e-9)
-
-
 def test_the_marginal_likelihood_of_two_trials_of_one_order() -> None:
-    found = assess([OrderTrial(A, 6.0), OrderTrial(A, 4.0, seed=1)])
-    assert len(found) == len(DECAYS) * len(NOISE_RATIOS) * len(SEED_SHARES)
+    found = assess([OrderTrial(A, 6.0), OrderTrial(A, 4.0)])
+    assert len(found) == len(DECAYS) * len(NOISE_RATIOS)
     for likelihood, assumed in found:
         # Around the mean 5 the scores are (1, -1): with one degree of freedom left, the variance between them is 2.
         assert assumed.noise_variance == pytest.approx(2.0)
@@ -113,7 +98,7 @@ def test_the_marginal_likelihood_is_the_integral_over_mean_and_variance() -> Non
         squares = np.einsum("iab,ij,jab->ab", rest, np.linalg.inv(correlation), rest)
         density = np.exp(-0.5 * (len(seen) * logs + squares / np.exp(logs) + np.linalg.slogdet(correlation)[1]))
         integrals.append(math.log(density.sum()))
-    found = np.array([likelihood for likelihood, assumed in assess(trials) if assumed.seed_share == 0.0])
+    found = np.array([likelihood for likelihood, _ in assess(trials)])
     # Up to a constant, and to the ends of the grid over which the integral is a sum.
     np.testing.assert_allclose(found - found[0], np.array(integrals) - integrals[0], atol=0.05)
 

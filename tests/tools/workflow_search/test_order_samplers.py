@@ -65,8 +65,7 @@ def test_proposals_in_parallel_differ(name: str) -> None:
 
 def test_the_knowledge_gradient_of_orders_that_are_not_correlated() -> None:
     covariance = np.diag([1.0, 1.0, 0.0])
-    mean, next_variance = np.array([0.0, -9.0, 0.0]), np.diag(covariance) + 3.0
-    found = knowledge_gradient(Posterior(mean, covariance, 3.0, covariance, next_variance))
+    found = knowledge_gradient(Posterior(np.array([0.0, -9.0, 0.0]), covariance, noise_variance=3.0))
     # A score of the first order moves its mean by z / sqrt(1 + 3), and max(0, z / 2) has the mean 0.5 / sqrt(2 pi). The
     # second order can hardly become the best one, and nothing is left to learn about the third.
     assert found[0] == pytest.approx(0.5 / math.sqrt(2 * math.pi), rel=0.1)

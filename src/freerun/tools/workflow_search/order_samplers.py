@@ -116,10 +116,10 @@ SAMPLERS: dict[str, type[GPSampler] | type[RandomSampler] | type[HalvingSampler]
 def knowledge_gradient(posterior: Posterior) -> ScoreArray:
     """Return by how much a trial of each order is expected to raise the highest posterior mean.
 
-    A trial of order j whose score is z deviations above its expectation moves the mean of every order i by z times
-    their covariance over the deviation of the score, and z is normally distributed.
+    A trial of order j whose score is z deviations above its expectation moves the mean of every order i by
+    z * covariance[i, j] / sqrt(covariance[j, j] + noise variance), and z is normally distributed.
     """
-    moves = posterior.next_covariance / np.sqrt(posterior.next_variance)
+    moves = posterior.covariance / np.sqrt(posterior.deviation**2 + posterior.noise_variance)
     outcomes, weights = np.polynomial.hermite_e.hermegauss(NUM_OUTCOMES)
     highest = np.array([(posterior.mean[:, None] + outcome * moves).max(axis=0) for outcome in outcomes])
     gradient: ScoreArray = weights @ highest / weights.sum() - posterior.mean.max()

@@ -70,11 +70,7 @@ class SearchFolder:
         """Return the trials of which all trainings are finished, with their mean scores."""
         whole = [lines for lines in self.trials().values() if len(lines) >= self.seeds_per_trial]
         return [
-            OrderTrial(
-                ORDERS.index(lines[0]["order"]),
-                sum(line[SCORE] for line in lines) / len(lines),
-                min(line["seed"] for line in lines),
-            )
+            OrderTrial(ORDERS.index(lines[0]["order"]), sum(line[SCORE] for line in lines) / len(lines))
             for lines in whole
         ]
 
