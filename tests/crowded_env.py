@@ -13,8 +13,7 @@ from gymnasium import spaces
 
 
 class Crowded(gymnasium.Env[Any, Any]):
-    """Each holds one of `most` locks in a folder for as long as its process lives; the first, in the learner's process
-    or wherever it is only built to be looked at, needs none before it is reset."""
+    """Each holds one of `most` locks in a folder from its first reset until it is closed, or its process ends."""
 
     def __init__(self, folder: str, most: int = 1, step_seconds: float = 0.0):
         self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -40,6 +39,11 @@ class Crowded(gymnasium.Env[Any, Any]):
             else:
                 return file
         raise MemoryError("no room for another environment")
+
+    def close(self) -> None:
+        if self._place is not None:
+            self._place.close()
+            self._place = None
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(self._step_seconds)

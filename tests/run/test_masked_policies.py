@@ -85,10 +85,13 @@ class MaskedBox(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        return np.zeros(1, np.float32), {"action_mask": np.ones(2)}
+        return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> Any:
-        return np.zeros(1, np.float32), 0.0, True, False, {"action_mask": np.ones(2)}
+        return np.zeros(1, np.float32), 0.0, True, False, {}
+
+    def action_masks(self) -> Any:
+        return np.ones(2)
 
 
 def test_a_mask_for_continuous_actions_is_not_used_and_that_is_said(tmp_path: Path) -> None:
