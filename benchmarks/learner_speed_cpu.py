@@ -297,6 +297,12 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def numpy_kernels() -> str:
+    """The processor family whose kernels numpy's OpenBLAS uses; scipy may have loaded another OpenBLAS."""
+    found = [one for one in threadpool_info() if one["internal_api"] == "openblas" and "numpy" in one["filepath"]]
+    return str(found[0]["architecture"]) if found else "unknown"
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
@@ -310,7 +316,7 @@ def main() -> None:
             "torch": torch.__version__,
             "numpy": np.__version__,
             # numpy multiplies with the kernels of a processor family, which OPENBLAS_CORETYPE may have forced on it.
-            "kernels": next(one["architecture"] for one in threadpool_info() if one["internal_api"] == "openblas"),
+            "kernels": numpy_kernels(),
             "repeats": options.repeats,
             "note": options.note,
             "times": {str(size): measure(algorithm, size, options) for size in sizes},
