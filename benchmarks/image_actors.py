@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits
 from freerun.algorithms.policies.torch_actor import TorchActor
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.collecting.workers.slot_workers import read_slot, write_slot
 from freerun.core import EnvSpec, ImagePart, Segment
 from freerun.tools.bench.load_meter import processor
 from freerun.transport import processes
@@ -74,11 +75,11 @@ def slot_us(spec: EnvSpec, num_steps: int, num_calls: int) -> tuple[float, float
     number, real, flag = np.zeros(here, np.int64), np.zeros(here, np.float32), np.zeros(here, np.bool_)
     segment = Segment(obs, number, real, real, flag, flag, next_obs, number, number, seconds=0.0)
     shared = Slots(processes.context(), 1, num_steps, 1, spec)
-    write = best_us(lambda: shared.write(0, 0, segment), num_calls) / num_steps
+    write = best_us(lambda: write_slot(shared[0], 0, segment), num_calls) / num_steps
 
     def write_and_read() -> None:
-        shared.write(0, 0, segment)
-        shared.read(0)
+        write_slot(shared[0], 0, segment)
+        read_slot(shared[0])
 
     return write, best_us(write_and_read, num_calls) / num_steps - write
 

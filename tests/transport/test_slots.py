@@ -15,9 +15,10 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from recording_context import RecordingContext
 
+from freerun.collecting.workers.slot_workers import join, read_slot, write_slot
 from freerun.core import SEGMENT_ARRAYS, EnvSpec, Segment
 from freerun.transport import processes, slots
-from freerun.transport.slots import ALIGNMENT, Slots, join
+from freerun.transport.slots import ALIGNMENT, Slots
 
 SPECS = {
     "vector": EnvSpec(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)),
@@ -59,9 +60,9 @@ def test_what_is_written_is_read(name: str, num_envs: int) -> None:
     shared = Slots(processes.context(), 3, 8, num_envs, SPECS[name])
     written = [segment(SPECS[name], steps, num_envs, mark) for mark, steps in ((7, 8), (8, 1), (9, 5))]
     for number, content in enumerate(written):
-        assert shared.write(number, unit=100 + number, segment=content)
+        assert write_slot(shared[number], unit=100 + number, segment=content)
     for number, content in enumerate(written):
-        part = shared.read(number)
+        part = read_slot(shared[number])
         assert (part.unit, part.is_last) == (100 + number, True)
         assert_same(part.segment, content)
 
@@ -74,8 +75,8 @@ def test_a_segment_longer_than_a_slot_travels_in_parts(num_steps: int) -> None:
     whole.reward[:, 0] = np.arange(num_steps)
     parts, start, is_last = [], 0, False
     while not is_last:
-        is_last = shared.write(0, 5, whole, start)
-        part = shared.read(0)
+        is_last = write_slot(shared[0], 5, whole, start)
+        part = read_slot(shared[0])
         assert part.is_last == is_last
         parts.append(part.segment)
         start += shared.num_steps
@@ -92,8 +93,8 @@ def test_the_memory_at_the_start_of_a_segment_goes_along(num_steps: int) -> None
         whole.memory = memory
         starts = range(0, num_steps, 8)
         for number, start in enumerate(starts):
-            shared.write(number, 5, whole, start)
-        found = join([shared.read(number).segment for number in range(len(starts))])
+            write_slot(shared[number], 5, whole, start)
+        found = join([read_slot(shared[number]).segment for number in range(len(starts))])
         np.testing.assert_array_equal(found.memory, np.zeros((2, 5)) if memory is None else memory)
         assert_same(found, whole)
 
@@ -101,11 +102,11 @@ def test_the_memory_at_the_start_of_a_segment_goes_along(num_steps: int) -> None
 def test_a_read_of_what_was_never_written_is_an_error() -> None:
     shared = Slots(processes.context(), 2, 8, 1, SPECS["vector"])
     with pytest.raises(RuntimeError, match="slot 1 was announced but never written"):
-        shared.read(1)
-    shared.write(1, 0, segment(SPECS["vector"], 8, 1, 1))
-    shared.read(1)
+        read_slot(shared[1])
+    write_slot(shared[1], 0, segment(SPECS["vector"], 8, 1, 1))
+    read_slot(shared[1])
     with pytest.raises(RuntimeError, match="never written"):
-        shared.read(1)
+        read_slot(shared[1])
 
 
 def test_free_slots_are_poisoned() -> None:
@@ -113,10 +114,10 @@ def test_free_slots_are_poisoned() -> None:
     context = RecordingContext()
     shared = Slots(context, 1, 8, 1, SPECS["vector"])
     memory = np.frombuffer(context.arrays[0], np.uint8)
-    shared.write(0, 0, segment(SPECS["vector"], 8, 1, 1))
-    shared.write(0, 0, segment(SPECS["vector"], 3, 1, 1))
+    write_slot(shared[0], 0, segment(SPECS["vector"], 8, 1, 1))
+    write_slot(shared[0], 0, segment(SPECS["vector"], 3, 1, 1))
     assert not (memory == 255).all()
-    shared.read(0)
+    read_slot(shared[0])
     assert (memory[ALIGNMENT:] == 255).all(), "NaN where a float lies, -1 where an integer does"
 
 
@@ -140,7 +141,7 @@ class SlotsMachine(RuleBasedStateMachine):
         content, begin, is_last = segment(SPECS["vector"], num_steps, 1, self.mark), 0, False
         while not is_last and self.free[worker]:
             slot = self.free[worker].pop()
-            is_last = self.slots.write(slot, self.mark, content, begin)
+            is_last = write_slot(self.slots[slot], self.mark, content, begin)
             self.announced[worker].append((slot, self.mark, min(8, num_steps - begin), is_last))
             begin += 8
 
@@ -158,7 +159,7 @@ class SlotsMachine(RuleBasedStateMachine):
         if not self.announced[worker]:
             return
         slot, mark, num_steps, is_last = self.announced[worker].pop(0)
-        part = self.slots.read(slot)
+        part = read_slot(self.slots[slot])
         assert (part.unit, part.is_last) == (mark, is_last)
         assert_same(part.segment, segment(SPECS["vector"], num_steps, 1, mark))
         self.free[worker].append(slot)
@@ -183,7 +184,7 @@ def _write_for_ever(connection: Connection, shared: Slots, first_mark: int) -> N
         while not free:
             free.append(connection.recv())
         slot = free.pop()
-        shared.write(slot, mark, segment(SPECS["vector"], 200, 4, mark))
+        write_slot(shared[slot], mark, segment(SPECS["vector"], 200, 4, mark))
         connection.send(slot)
         mark += 1
 
@@ -211,7 +212,7 @@ def test_a_writer_killed_at_any_instruction_loses_only_what_it_had_not_announced
         for slot in _announced(ours):
             if deadline is None:
                 deadline = time.perf_counter() + float(rng.uniform(0, 0.01))
-            part = shared.read(slot)
+            part = read_slot(shared[slot])
             marks.append(part.unit)
             assert_same(part.segment, segment(SPECS["vector"], 200, 4, part.unit))
             if time.perf_counter() > deadline and process.exitcode is None:

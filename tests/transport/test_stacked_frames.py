@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from freerun.collecting.workers.slot_workers import read_slot, write_slot
 from freerun.core import EnvSpec, Segment
 from freerun.transport import processes
 from freerun.transport.slots import Slots, bytes_per_step
@@ -48,8 +49,8 @@ def test_what_is_written_is_read(ends_after: dict[int, list[int]]) -> None:
     segment = played(6, ends_after)
     slots = Slots(processes.context(), 2, 8, len(ends_after), STACKED)
     for _ in range(2):  # also into memory that was used before
-        assert slots.write(0, 7, segment)
-        read = slots.read(0).segment
+        assert write_slot(slots[0], 7, segment)
+        read = read_slot(slots[0]).segment
         np.testing.assert_array_equal(read.obs, segment.obs)
         np.testing.assert_array_equal(read.next_obs, segment.next_obs)
         np.testing.assert_array_equal(read.terminated, segment.terminated)
@@ -60,18 +61,18 @@ def test_a_long_segment_is_read_part_by_part() -> None:
     slots = Slots(processes.context(), 1, 3, 1, STACKED)
     parts = []
     for start in (0, 3, 6):
-        slots.write(0, 0, segment, start)
-        parts.append(slots.read(0).segment)
+        write_slot(slots[0], 0, segment, start)
+        parts.append(read_slot(slots[0]).segment)
     np.testing.assert_array_equal(np.concatenate([part.obs for part in parts]), segment.obs)
     np.testing.assert_array_equal(np.concatenate([part.next_obs for part in parts]), segment.next_obs)
 
 
 def test_an_episode_is_kept_once_in_the_learner_too() -> None:
     slots = Slots(processes.context(), 1, 8, 1, STACKED)
-    slots.write(0, 0, played(6, {0: []}))
-    read = slots.read(0).segment
+    write_slot(slots[0], 0, played(6, {0: []}))
+    read = read_slot(slots[0]).segment
     assert np.shares_memory(read.obs, read.next_obs)
-    slots.write(0, 0, played(6, {0: [2]}))
+    write_slot(slots[0], 0, played(6, {0: [2]}))
     assert read.obs[0, 0, 0, 0, 0] == 1, "what was read does not change with the slot"
 
 

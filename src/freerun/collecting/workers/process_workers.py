@@ -21,7 +21,7 @@ from freerun.collecting.workers.worker_handle import (
     WorkerPlace,
     WorkerReady,
 )
-from freerun.core import EnvFailure, FloatArray, Segment, UserError, WorkerHung
+from freerun.core import FloatArray, Segment, WorkerHung
 from freerun.transport import processes
 from freerun.transport.exit_diagnosis import ExitDiagnosis, is_stopped
 from freerun.transport.message_hub import MessageHub
@@ -41,10 +41,6 @@ class ProcessHandle(WorkerHandle):
         self.reported_failure: Exception | None = None
         """The failure that it has reported before it ended, if it still could."""
         self._place = place
-
-    @abstractmethod
-    def read(self, message: bytes) -> Report | None:
-        """Return what a message reports, if it completes a report. Raise the failure that it holds."""
 
     def retire(self) -> None:
         self._place.let_go(self)
@@ -114,23 +110,18 @@ class ProcessPlace(WorkerPlace, Generic[Handle]):
         self._hub.add(ours, handle)
         return handle
 
-    def wait(self, seconds: float | None) -> Iterator[Report]:
-        for handle in self._hub.ready(seconds):
-            report = self._receive(handle)
-            if report is not None:
-                yield report
+    def messages(self, seconds: float | None) -> Iterator[tuple[Handle, bytes | None]]:
+        """Wait for messages, and yield each with its worker; None if the worker's pipe has ended.
 
-    def _receive(self, handle: Handle) -> Report | None:
+        What a message means is for `wait` to say, which stands beside whatever sends it."""
+        for handle in self._hub.ready(seconds):
+            yield handle, self._receive(handle)
+
+    def _receive(self, handle: Handle) -> bytes | None:
         self._reading = (handle, time.monotonic())
         try:
-            message = handle.connection.recv_bytes()
+            return handle.connection.recv_bytes()
         except (EOFError, OSError):  # an OSError without a number: the worker died in the middle of a message
-            self._reading = None
-            return WorkerLost(handle, self._end(handle))
-        try:
-            return handle.read(message)
-        except (UserError, EnvFailure) as failure:
-            handle.reported_failure = failure  # it closes its environments now, and then its end of the pipe
             return None
         finally:
             self._reading = None
@@ -142,13 +133,14 @@ class ProcessPlace(WorkerPlace, Generic[Handle]):
         other, since = reading
         return other is not handle and time.monotonic() - since > MAX_READ_SECONDS
 
-    def _end(self, handle: Handle) -> Exception:
-        """Make sure that a process has ended, and return why."""
+    def lost(self, handle: Handle) -> WorkerLost:
+        """Make sure that a process whose pipe has ended is gone, and report why."""
         self._remove(handle)
         handle.connection.close()
         processes.stop([handle.process], CLOSE_SECONDS)
         exit_code = handle.process.exitcode
-        return handle.reported_failure or self.diagnosis.diagnose(handle.index, handle.process.pid, exit_code)
+        cause = handle.reported_failure or self.diagnosis.diagnose(handle.index, handle.process.pid, exit_code)
+        return WorkerLost(handle, cause)
 
     def _remove(self, handle: Handle) -> None:
         self._hub.remove(handle.connection)
@@ -196,14 +188,6 @@ class PipeHandle(ProcessHandle):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(unit)
 
-    def read(self, message: bytes) -> Report:
-        content = pickle.loads(message)
-        if isinstance(content, Exception):
-            raise content
-        if isinstance(content, Segment):
-            return UnitFinished(self, self.units[0], content)  # it plays them in the order in which they were granted
-        return WorkerReady(self)
-
 
 class PipeProcesses(ProcessPlace[PipeHandle]):
     """Processes that get episode numbers and send whole episodes, both through their pipe."""
@@ -213,6 +197,19 @@ class PipeProcesses(ProcessPlace[PipeHandle]):
 
     def make_handle(self, index: int, process: ForkServerProcess, connection: Connection) -> PipeHandle:
         return PipeHandle(index, process, connection, self)
+
+    def wait(self, seconds: float | None) -> Iterator[Report]:
+        for handle, message in self.messages(seconds):
+            content = None if message is None else pickle.loads(message)
+            if content is None:
+                yield self.lost(handle)
+            elif isinstance(content, Segment):
+                # It plays episodes in the order in which they were granted.
+                yield UnitFinished(handle, handle.units[0], content)
+            elif isinstance(content, Exception):
+                handle.reported_failure = content  # it closes its environments now, and then its end of the pipe
+            else:
+                yield WorkerReady(handle)
 
 
 def _play_episodes(connection: Connection, setup: WorkerSetup, index: int) -> None:

@@ -1,4 +1,8 @@
-"""Worker processes that write segments into slots of shared memory; only slot numbers travel through their pipes."""
+"""Worker processes that hand segments over in slots of shared memory; only slot numbers travel through their pipes.
+
+This file has both ends: `GrantInbox` writes segments in the worker, `SlotProcesses.wait` reads them in the learner's
+process.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,34 @@ import ctypes
 import os
 import pickle
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from struct import Struct
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from freerun.collecting.rollouts.rollout import next_from, worker_episode_numbers
 from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
 from freerun.collecting.workers.process_workers import ProcessHandle, ProcessPlace
 from freerun.collecting.workers.worker import Worker, WorkerSetup, reporting
 from freerun.collecting.workers.worker_handle import Report, UnitFinished, WorkerReady
-from freerun.core import BatchReset, CollectorSettings, EnvFactory, Policy, Segment, State, as_memory_policy
+from freerun.core import (
+    OPTIONAL_ARRAYS,
+    SEGMENT_ARRAYS,
+    BatchReset,
+    CollectorSettings,
+    EnvFactory,
+    Policy,
+    Segment,
+    State,
+    as_memory_policy,
+)
 from freerun.transport import processes
-from freerun.transport.slots import Slots, bytes_per_step, join
+from freerun.transport.slots import Slot, Slots, bytes_per_step
+from freerun.transport.stacked_frames import read_stacks, write_stacks
 
 SLOT_BYTES = 128 * 1024
 MIN_SLOT_STEPS, MAX_SLOT_STEPS = 16, 1024
@@ -33,7 +51,9 @@ ANNOUNCEMENT = Struct("<q")
 GRANT = Struct("<qq")
 """Learner to worker: a unit that it may start, and a slot that is free again. Either may be missing."""
 MISSING = -1
-"""In a message: no unit, or no slot. Announced in place of a slot, it says that the worker is ready."""
+"""In a message: no unit, or no slot."""
+READY = ANNOUNCEMENT.pack(MISSING)
+"""Announced before any slot: the worker has built its environments."""
 
 SharedIntegers = ctypes.Array[ctypes.c_longlong]
 
@@ -92,14 +112,10 @@ class SlotHandle(ProcessHandle):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(GRANT.pack(unit, slot))
 
-    def read(self, message: bytes) -> Report | None:
-        if len(message) != ANNOUNCEMENT.size:
-            raise pickle.loads(message)
-        (slot,) = ANNOUNCEMENT.unpack(message)
-        if slot == MISSING:
-            return WorkerReady(self)
-        part = self._slot_place.slots.read(slot)
-        self._free_slots.append(slot)
+    def read(self, slot: Slot) -> UnitFinished | None:
+        """Take a segment out of a slot; None if it is a part of one, and more of it will follow."""
+        part = read_slot(slot)
+        self._free_slots.append(slot.number)
         if part.is_last and part.unit not in self._parts:
             return UnitFinished(self, part.unit, part.segment)
         self._parts.setdefault(part.unit, []).append(part.segment)
@@ -168,6 +184,20 @@ class SlotProcesses(ProcessPlace[SlotHandle]):
     def make_handle(self, index: int, process: ForkServerProcess, connection: Connection) -> SlotHandle:
         return SlotHandle(index, process, connection, self)
 
+    def wait(self, seconds: float | None) -> Iterator[Report]:
+        for handle, message in self.messages(seconds):
+            if message is None:
+                yield self.lost(handle)
+            elif len(message) != ANNOUNCEMENT.size:
+                handle.reported_failure = pickle.loads(message)  # it closes its environments, and then its pipe
+            elif message == READY:
+                yield WorkerReady(handle)
+            else:
+                (number,) = ANNOUNCEMENT.unpack(message)
+                finished = handle.read(self.slots[number])
+                if finished is not None:
+                    yield finished
+
 
 class SegmentSlotProcesses(SlotProcesses):
     """Processes that play segments: each continues its own environments."""
@@ -213,6 +243,63 @@ class SegmentSlotProcesses(SlotProcesses):
         return self._segments.begun[index]
 
 
+# ---------------------------------------------------------------------------------------------- a segment in a slot
+
+
+class SlotPart(NamedTuple):
+    """The content of a slot: a segment, or a part of a segment that is longer than a slot."""
+
+    unit: int
+    """The number of the unit of work that the worker was granted."""
+    is_last: bool
+    segment: Segment
+
+
+def write_slot(slot: Slot, unit: int, segment: Segment, start: int = 0) -> bool:
+    """Write the steps from `start` on, as many as the slot holds. Returns True if they were the segment's last."""
+    stop = min(start + slot.num_steps, len(segment.reward))
+    for name, array in slot.arrays.items():
+        if name in SEGMENT_ARRAYS + OPTIONAL_ARRAYS:
+            values = getattr(segment, name)
+            # Segments without rows that are no steps do not have the array that marks them.
+            array[: stop - start] = False if values is None else values[start:stop]
+    if slot.has_stacks:
+        here = slice(start, stop)
+        write_stacks(slot.arrays, segment.obs[here], segment.next_obs[here], segment.ended[here])
+    is_last = stop == len(segment.reward)
+    if slot.has_memory:
+        slot.policy_memory[:] = 0 if segment.memory is None else segment.memory
+    # These stores may reach memory in any order: the learner looks only after the slot was announced.
+    slot.seconds[0] = segment.seconds
+    slot.header[:] = stop - start, unit, is_last
+    return is_last
+
+
+def read_slot(slot: Slot) -> SlotPart:
+    """A copy of the content of a slot that was announced. The slot is free afterwards."""
+    num_steps, unit, is_last = slot.header.tolist()
+    if not 0 < num_steps <= slot.num_steps:  # a defect in freerun: it must not be trained on
+        raise RuntimeError(f"slot {slot.number} was announced but never written")
+    names = SEGMENT_ARRAYS + OPTIONAL_ARRAYS
+    arrays = {name: array[:num_steps].copy() for name, array in slot.arrays.items() if name in names}
+    if slot.has_stacks:
+        ended = arrays["terminated"] | arrays["truncated"]
+        arrays["obs"], arrays["next_obs"] = read_stacks(slot.arrays, ended)
+    memory = slot.policy_memory.copy() if slot.has_memory else None
+    part = SlotPart(unit, bool(is_last), Segment(**arrays, seconds=float(slot.seconds[0]), memory=memory))
+    slot.free()
+    return part
+
+
+def join(parts: list[Segment]) -> Segment:
+    """Put the parts of one long segment together again, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    names = SEGMENT_ARRAYS if parts[0].resting is None else (*SEGMENT_ARRAYS, "resting")
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return Segment(**arrays, seconds=parts[-1].seconds, memory=parts[0].memory)
+
+
 # ---------------------------------------------------------------------------------------------- in the workers
 
 
@@ -231,7 +318,7 @@ def _play(
             os.sched_setaffinity(0, {cores[index % len(cores)]})
         worker = Worker(setup, index)
         inbox = GrantInbox(connection, worker, slots, free_slots)
-        connection.send_bytes(ANNOUNCEMENT.pack(MISSING))
+        connection.send_bytes(READY)
         task.play(worker, inbox)
 
 
@@ -269,7 +356,7 @@ class GrantInbox:
             while not self._free_slots:
                 self._receive()
             slot = self._free_slots.popleft()
-            is_last = self._slots.write(slot, unit, segment, start)
+            is_last = write_slot(self._slots[slot], unit, segment, start)
             self._connection.send_bytes(ANNOUNCEMENT.pack(slot))
             start += self._slots.num_steps
 
