@@ -7,7 +7,7 @@ PYTHONPATH=examples freerun train CartPole-v1 --mode own_mode:InThisProcess --nu
 from __future__ import annotations
 
 import freerun
-from freerun.collecting.workers.inline_collector import InlineCollector
+from freerun.collecting.modes.inline_collector import InlineCollector
 from freerun.core import CollectorSettings, EnvFactory, ModeTraits, Pacing, Policy, WorkerLocation
 
 

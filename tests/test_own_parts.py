@@ -13,7 +13,7 @@ import pytest
 import freerun
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.collecting.workers.inline_collector import InlineCollector
+from freerun.collecting.modes.inline_collector import InlineCollector
 from freerun.core import CollectorSettings, EnvFactory, ModeOptions, Policy, UserError
 from freerun.run.replay_run import replay
 from freerun.tools.cli.main import main

@@ -24,6 +24,7 @@ from freerun.core import (
     CollectorSettings,
     Demand,
     EnvFailure,
+    ModeOptions,
     NotFinite,
     State,
     TuningBounds,
@@ -65,8 +66,8 @@ class EpisodeFleet:
         self.place = FakePlace(starts_together)
         self.units = EpisodeUnits(settings, envs_per_worker)
         self.rounds = self.units.rounds
-        self.fleet = WorkerFleet(settings, self.rounds, self.units, self.place)
-        self.fleet.start_workers()
+        self.fleet = WorkerFleet(settings, ModeOptions(), self.rounds, self.units, self.place)
+        self.fleet.roster.start_all()
         self.place.ready(*range(num_workers))
         self.fleet.turn()
 
@@ -217,10 +218,10 @@ def test_a_fleet_grows_one_worker_at_a_time() -> None:
     assert run.place.started == [0, 1]
     run.fleet.turn()
     assert run.place.started == [0, 1, 2]
-    assert not run.fleet.is_complete()
+    assert not run.fleet.roster.is_complete()
     run.place.ready(1, 2)
     run.fleet.turn()
-    assert run.fleet.is_complete()
+    assert run.fleet.roster.is_complete()
     assert run.rounds.num_envs == 3
 
 
@@ -309,8 +310,8 @@ class SegmentFleet:
         self.place = FakePlace()
         self.rounds = SegmentRounds(num_workers, 1, unit_steps=2)
         units = SegmentUnits(self.rounds.accounting, rules)
-        self.fleet = WorkerFleet(settings, self.rounds, units, self.place)
-        self.fleet.start_workers()
+        self.fleet = WorkerFleet(settings, ModeOptions(), self.rounds, units, self.place)
+        self.fleet.roster.start_all()
         self.place.ready(*range(num_workers))
         self.rounds.open(Demand(steps=2 * num_workers))
         self.fleet.turn()
@@ -358,8 +359,8 @@ def test_long_segments_are_granted_one_by_one_and_short_ones_ahead() -> None:
 def test_a_queue_that_drops_gets_the_importance_of_each_segment() -> None:
     settings = CollectorSettings(1, None, seed=3)
     place, queue = FakePlace(), DroppingQueue(1, max_queue_size=2)
-    fleet = WorkerFleet(settings, queue, SegmentUnits(queue.accounting, SKIP_EPISODES), place)
-    fleet.start_workers()
+    fleet = WorkerFleet(settings, ModeOptions(), queue, SegmentUnits(queue.accounting, SKIP_EPISODES), place)
+    fleet.roster.start_all()
     place.ready(0)
     fleet.importance = lambda segment: -float(segment.episode[0, 0])
     fleet.turn()
@@ -374,18 +375,17 @@ def test_a_queue_that_drops_gets_the_importance_of_each_segment() -> None:
 # ---------------------------------------------------------------------------------------------- the learner
 
 
-def test_the_learner_gets_what_it_waits_for_and_the_failure_that_ends_the_run() -> None:
-    """Here the fleet has its thread: the place ends the run when it is asked for the third time."""
+def test_the_learner_gets_the_failure_that_ends_the_run_whenever_it_collects() -> None:
+    """Here the fleet has its thread: the place ends the run when its worker has been granted an episode."""
     settings = CollectorSettings(1, 0, seed=3)
     place = _EndingPlace()
     units = EpisodeUnits(settings)
-    fleet = WorkerFleet(settings, units.rounds, units, place)
+    fleet = WorkerFleet(settings, ModeOptions(), units.rounds, units, place)
     fleet.start()
     try:
-        with pytest.raises(UserError, match="no such file"):
-            fleet.wait_for(lambda: None)
-        with fleet.changed, pytest.raises(UserError, match="no such file"):
-            fleet.raise_failure()
+        for demand in (Demand(episodes=1), Demand()):
+            with pytest.raises(UserError, match="no such file"):
+                fleet.collect(demand)
     finally:
         fleet.close()
     assert place.is_closed
@@ -393,6 +393,9 @@ def test_the_learner_gets_what_it_waits_for_and_the_failure_that_ends_the_run() 
 
 class _EndingPlace(FakePlace):
     def wait(self, seconds: float | None) -> Any:
-        if len(self.waits) == 2:
-            self.lose(self.worker(0), UserError("no such file"))
+        worker = self.worker(0)
+        if worker.granted:
+            self.lose(worker, UserError("no such file"))
+        elif not worker.is_ready:
+            self.ready(0)
         return super().wait(seconds)

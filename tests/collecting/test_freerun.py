@@ -97,7 +97,7 @@ def test_what_does_not_go_together_is_refused(run_dir: Path) -> None:
 def test_pinned_workers_stay_on_one_core() -> None:
     with collecting("toy_envs:Audit", FreerunConfig(pin_workers=True), num_workers=3) as collector:
         collector.collect(Demand(episodes=3))
-        pids = [worker.sign_of_life().identity for worker in collector.fleet.workers()]
+        pids = [worker.sign_of_life().identity for worker in collector.roster.workers()]
         cores = [tuple(psutil.Process(pid).cpu_affinity() or ()) for pid in pids]  # type: ignore[arg-type]
     assert all(len(core) == 1 for core in cores)
     assert len(set(cores)) == min(3, len(processes.usable_cores()))

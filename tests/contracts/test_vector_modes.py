@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import freerun
-from freerun.collecting.workers.inline_collector import InlineCollector
+from freerun.collecting.modes.inline_collector import InlineCollector
 from freerun.core import CollectorSettings, EnvFactory, ModeTraits, Pacing, Policy, UserError, WorkerLocation
 from freerun.run.replay_run import replay
 from freerun.tools.cli.main import main

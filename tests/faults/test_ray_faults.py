@@ -187,7 +187,7 @@ def test_a_run_says_what_it_waits_for_when_ray_does_not_replace_a_worker(
         deadline = time.monotonic() + 60
         while not said(text) and time.monotonic() < deadline:
             assert collector.collect(Demand(episodes=4))
-        assert said(text), (messages, collector.counts(), [worker.index for worker in collector.fleet.workers()])
+        assert said(text), (messages, collector.counts(), [worker.index for worker in collector.roster.workers()])
 
     try:
         collector.publish(policy.weights, 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.scheduling.segment_rounds import SegmentRounds, refuse_episodes
 from freerun.collecting.scheduling.units import SKIP_EPISODES, SegmentUnits
+from freerun.collecting.workers.fleet import WorkerFleet
 from freerun.collecting.workers.slot_workers import SegmentSlotProcesses
 from freerun.core import (
     CollectorSettings,
@@ -55,7 +55,7 @@ class BatchConfig(ModeOptions):
         refuse_episodes(demand, "batch")
 
 
-class Batch(AsyncCollector):
+class Batch(WorkerFleet):
     """Rounds of segments with a queue, over one process with shared memory. Training goes on after a failure."""
 
     traits = ModeTraits(
@@ -86,5 +86,6 @@ class Batch(AsyncCollector):
         steps_per_env = config.num_steps_per_env
         place = SegmentSlotProcesses(factory, policy, settings, config.num_envs, steps_per_env, rounds.accounting)
         super().__init__(settings, config, rounds, units, place)
-        segments = self._segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * config.num_envs))
-        self._own_tunables = [self._queue_tunable(rounds), segments]
+        segments = self.segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * config.num_envs))
+        self.own_tunables = [self.queue_tunable(rounds), segments]
+        self.start()

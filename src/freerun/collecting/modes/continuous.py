@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.modes.thread_trial import speed_up_by_threads
 from freerun.collecting.scheduling.dropping_queue import DroppingQueue
 from freerun.collecting.scheduling.resting_rows import without_resting_rows
 from freerun.collecting.scheduling.segment_rounds import refuse_episodes
 from freerun.collecting.scheduling.units import SKIP_EPISODES, SegmentUnits
+from freerun.collecting.workers.fleet import WorkerFleet
 from freerun.collecting.workers.slot_workers import SegmentSlotProcesses
 from freerun.collecting.workers.thread_workers import WorkerThreads
 from freerun.core import (
@@ -98,7 +98,7 @@ def _bench_settings(num_envs: int, steps_per_env: int) -> dict[str, int]:
     return {"num_collectors": num_envs, "num_envs": num_envs, "collection_batch_size": batch_size}
 
 
-class Continuous(AsyncCollector):
+class Continuous(WorkerFleet):
     """A queue that drops, over processes or threads. Training goes on after a failure."""
 
     traits = ModeTraits(
@@ -141,7 +141,8 @@ class Continuous(AsyncCollector):
         place = place_type(factory, policy, settings, *size, queue.accounting)
         units = SegmentUnits(queue.accounting, SKIP_EPISODES)
         super().__init__(settings, config, queue, units, place)
-        self._own_tunables = [self._queue_tunable(queue), self._segment_tunable(place)]
+        self.own_tunables = [self.queue_tunable(queue), self.segment_tunable(place)]
+        self.start()
 
     def prefer(self, importance: Callable[[Segment], float]) -> None:
         """Keep the most important segments. The function is called in the fleet's thread."""
@@ -150,7 +151,7 @@ class Continuous(AsyncCollector):
             parts = without_resting_rows([segment])
             return sum(importance(part) * part.num_steps for part in parts) / segment.num_steps
 
-        self.fleet.importance = mean_importance
+        self.importance = mean_importance
 
 
 def _check(settings: CollectorSettings, config: ContinuousConfig) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.scheduling.units import EpisodeUnits
+from freerun.collecting.workers.fleet import WorkerFleet
 from freerun.collecting.workers.pool_workers import PoolProcesses
 from freerun.collecting.workers.worker import WorkerSetup
 from freerun.core import CollectorSettings, EnvFactory, ModeOptions, ModeTraits, Policy, Predictor, ProbeModel
 
 
-class Executor(AsyncCollector):
+class Executor(WorkerFleet):
     """Rounds of episodes over the tasks of a process pool."""
 
     traits = ModeTraits(
@@ -23,3 +23,4 @@ class Executor(AsyncCollector):
         place = PoolProcesses(WorkerSetup.pack(factory, policy, settings), settings.num_workers)
         units = EpisodeUnits(settings)
         super().__init__(settings, ModeOptions(), units.rounds, units, place)
+        self.start()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.scheduling.segment_rounds import SegmentRounds, refuse_deterministic
 from freerun.collecting.scheduling.units import EpisodeUnits, SegmentUnits, short_segments_ahead
+from freerun.collecting.workers.fleet import WorkerFleet
 from freerun.collecting.workers.slot_workers import SegmentSlotProcesses, SlotProcesses
 from freerun.core import (
     CollectorSettings,
@@ -49,7 +49,7 @@ class FreerunConfig(ModeOptions):
             raise UserError("--episodes-per-update needs whole episodes: leave --segment-steps out")
 
 
-class Freerun(AsyncCollector):
+class Freerun(WorkerFleet):
     """Rounds of episodes, or of segments, over processes with shared memory."""
 
     traits = ModeTraits(
@@ -68,6 +68,7 @@ class Freerun(AsyncCollector):
             self._compose_episodes(factory, policy, settings, config)
         else:
             self._compose_segments(factory, policy, settings, config, config.segment_steps)
+        self.start()
 
     def _compose_episodes(
         self, factory: EnvFactory, policy: Policy, settings: CollectorSettings, config: FreerunConfig
@@ -81,14 +82,14 @@ class Freerun(AsyncCollector):
 
         def set_envs_per_worker(value: float) -> None:
             """Workers with another number of environments replace those that have nothing left to do."""
-            with self.fleet.changed:
+            with self.changed:
                 units.envs_per_worker = place.envs_per_worker = int(value)
-            self.fleet.wake()
+            self.wake()
 
         if max_envs > 1:
-            read, is_settled = lambda: units.envs_per_worker, self.fleet.is_complete
+            read, is_settled = lambda: units.envs_per_worker, self.roster.is_complete
             envs = Tunable("envs_per_worker", read, set_envs_per_worker, 1.0, max_envs, is_settled=is_settled)
-            self._own_tunables = [envs]
+            self.own_tunables = [envs]
 
     def _compose_segments(
         self,
@@ -113,4 +114,4 @@ class Freerun(AsyncCollector):
         accounting = rounds.accounting
         place = SegmentSlotProcesses(factory, policy, settings, num_envs, segment_steps, accounting, config.pin_workers)
         super().__init__(settings, config, rounds, SegmentUnits(accounting, units_ahead=short_segments_ahead), place)
-        self._own_tunables = [self._segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * num_envs))]
+        self.own_tunables = [self.segment_tunable(place, lambda steps: rounds.set_unit_steps(steps * num_envs))]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.scheduling.units import EpisodeUnits
+from freerun.collecting.workers.fleet import WorkerFleet
 from freerun.collecting.workers.process_workers import PipeProcesses
 from freerun.collecting.workers.worker import WorkerSetup
 from freerun.core import CollectorSettings, EnvFactory, ModeOptions, ModeTraits, Policy, Predictor, ProbeModel
 
 
-class Pipes(AsyncCollector):
+class Pipes(WorkerFleet):
     """Rounds of episodes over processes with a pipe."""
 
     traits = ModeTraits(
@@ -23,3 +23,4 @@ class Pipes(AsyncCollector):
         place = PipeProcesses(WorkerSetup.pack(factory, policy, settings))
         units = EpisodeUnits(settings)
         super().__init__(settings, ModeOptions(), units.rounds, units, place)
+        self.start()

@@ -6,10 +6,10 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from freerun.collecting.modes.async_collector import AsyncCollector
 from freerun.collecting.ray.ray_config import RayConfig
 from freerun.collecting.scheduling.segment_rounds import SegmentRounds, refuse_deterministic
 from freerun.collecting.scheduling.units import SHORT_UNIT_SECONDS, EpisodeUnits, SegmentUnits, short_segments_ahead
+from freerun.collecting.workers.fleet import WorkerFleet
 from freerun.core import (
     CollectorSettings,
     EnvFactory,
@@ -46,7 +46,7 @@ def ray_units_ahead(unit_seconds: float, num_envs: int) -> int:
     return min(MAX_UNITS_AHEAD, max(ahead, num_envs // 2))
 
 
-class RayActors(AsyncCollector):
+class RayActors(WorkerFleet):
     """Rounds of episodes, or of segments, over Ray actors."""
 
     traits = ModeTraits(
@@ -95,12 +95,13 @@ class RayActors(AsyncCollector):
                 SegmentUnits(accounting, units_ahead=short_segments_ahead),
                 self.workers,
             )
+        self.start()
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
         """A cluster may not have room for all workers at first, so the run begins with some of them."""
         num_ready = 0
         while not num_ready:
-            self.fleet.wait_until_ready(READY_SECONDS)
-            num_ready = self.fleet.num_ready()
+            self.wait_for_workers(READY_SECONDS)
+            num_ready = self.roster.num_ready()
             if num_ready < self.num_workers:
                 logger.warning("%d of %d workers have found a place so far", num_ready, self.num_workers)

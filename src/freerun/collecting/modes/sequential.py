@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freerun.collecting.workers.inline_collector import InlineCollector
+from freerun.collecting.modes.inline_collector import InlineCollector
 from freerun.collecting.workers.worker import make_rollout
 from freerun.core import (
     CollectorSettings,

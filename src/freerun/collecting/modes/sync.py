@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from freerun.collecting.workers.inline_collector import InlineCollector
+from freerun.collecting.modes.inline_collector import InlineCollector
 from freerun.core import (
     CollectorSettings,
     Common,

@@ -1,131 +1,167 @@
-"""The fleet: workers that are granted units of work, watched, and replaced when they fail."""
+"""The fleet: a collector whose workers are granted units of work and go on while the learner updates."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
-from freerun.collecting.scheduling.scheduler import Scheduler
+from freerun.collecting.scheduling.resting_rows import without_resting_rows
+from freerun.collecting.scheduling.scheduler import BoundedScheduler, Scheduler, queue_size_tunable
 from freerun.collecting.scheduling.units import Units
 from freerun.collecting.workers.hang_detector import HangDetector
-from freerun.collecting.workers.restart_policy import RestartPolicy
-from freerun.collecting.workers.worker_handle import (
-    UnitFailed,
-    UnitFinished,
-    WorkerHandle,
-    WorkerLost,
-    WorkerPlace,
-    WorkerReady,
+from freerun.collecting.workers.worker_handle import UnitFinished, WorkerHandle, WorkerLost, WorkerPlace, WorkerReady
+from freerun.collecting.workers.worker_roster import WorkerRoster
+from freerun.core import (
+    CollectorSettings,
+    Counts,
+    Demand,
+    FloatArray,
+    ModeOptions,
+    Segment,
+    StartPoint,
+    Tunable,
+    TuningBounds,
 )
-from freerun.core import CollectorSettings, NotFinite, Segment, State
 
 Result = TypeVar("Result")
 
 CLOSE_SECONDS = 1.0
-MIN_PAUSE_SECONDS_ADAPTING = 0.5
-"""With --adapt, a failed worker pauses at least this long: long enough to undo a change after which workers fail,
-before the same ones fail again."""
+SWITCH_SECONDS = 0.0001
+"""How long another thread waits for the interpreter while the learner updates. The fleet's thread waits several times
+for every unit, and a worker waits with it, so Python's own 5 ms would add up."""
+SEGMENT_STEPS_FACTOR = 4
+"""--adapt may make segments this many times longer or shorter than configured."""
 
 
-@dataclass(frozen=True)
-class PendingRestart:
-    """A worker that failed and that will be started again."""
+class SegmentPlace(Protocol):
+    """A place whose workers hand over segments of a length that can be changed."""
 
-    due: float
-    """The moment of `time.monotonic` from which on it may start."""
-    index: int
-    reserved_units: list[int] = field(default_factory=list)
-    """Units that only its successor can run."""
+    segment_steps: int
 
 
 class WorkerFleet:
-    """Starts workers, grants them units, receives what they finish, and replaces those that fail.
+    """A `Collector`: grants units to workers, receives what they finish, and hands it to the learner.
 
-    The fleet has a thread of its own, so that workers are served while the learner updates. What may start is decided
-    by the scheduler, what a lost worker leaves behind by the kind of `units`, and where workers live by `place`.
+    A mode chooses three parts in its constructor and then calls `start`. The `scheduler` decides which units may start,
+    the kind of `units` what becomes of those that a lost worker held, and workers live in `place`. The fleet has a
+    thread of its own, so that workers are served while the learner updates.
     """
 
     def __init__(
         self,
         settings: CollectorSettings,
+        options: ModeOptions,
         scheduler: Scheduler,
         units: Units,
         place: WorkerPlace,
     ):
-        self.num_workers = settings.num_workers
-        """The number of workers that the fleet should have."""
         self.changed = threading.Condition()
         """Guards the scheduler, the failure and the learner's wait."""
+        self.roster = WorkerRoster(settings, scheduler, units, place, self.changed)
+        """The workers that are there, and those that are wanted."""
         self.importance: Callable[[Segment], float] | None = None
         """How important a segment is, for a scheduler that prefers some of them."""
+        self.own_tunables: list[Tunable] = []
+        """What the mode lets --adapt change besides the number of workers."""
+        self._options = options
+        self._max_workers = settings.max_workers
+        self._bounds: TuningBounds | None = settings.tuning_bounds
         self._scheduler = scheduler
         self._units = units
         self._place = place
-        self._tracks = settings.tracks
-        self._policy = RestartPolicy(settings, units.failure_rules)
-        self._min_pause_seconds = 0.0 if settings.tuning_bounds is None else MIN_PAUSE_SECONDS_ADAPTING
-        self._workers: list[WorkerHandle] = []
-        self._restarts: list[PendingRestart] = []
         self._unflushed: list[WorkerHandle] = []  # those that reported or were granted something
-        self._is_settled = False  # the wanted workers are there, or will be when their pause is over
         self._failure: Exception | None = None
         self._attempt: Callable[[], Any] | None = None  # what the learner waits for
         self._result: Any = None  # what it returned, until the learner has fetched it
         self._is_closing = False
-        self._detector = HangDetector(settings, self.workers, place.look_seconds, place.ending_lock, place.before_look)
+        self._old_switch_interval: float | None = None
+        look = (place.look_seconds, place.ending_lock, place.before_look)
+        self._detector = HangDetector(settings, self.roster.workers, *look)
         self._thread = threading.Thread(target=self._run, name="freerun-fleet", daemon=True)
+
+    def start(self) -> None:
+        """Start the workers and the threads that serve and watch them, and wait until the workers are ready."""
+        # The interval belongs to the whole process, which may go on without us: `close` sets the old one again.
+        self._old_switch_interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            self.roster.start_all()
+            self._thread.start()
+            self._detector.start()
+            self.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait_until_ready(self) -> None:
+        """Wait until a run may begin: most modes wait for all workers."""
+        self.wait_for_workers()
 
     # ------------------------------------------------------------------------------------------ the learner's thread
 
-    def start(self) -> None:
-        """Start the workers, and the threads that serve and watch them."""
-        self.start_workers()
-        self._thread.start()
-        self._detector.start()
+    @property
+    def num_workers(self) -> int:
+        return self.roster.num_workers
 
-    def start_workers(self) -> None:
-        """Start the first workers; they report when they are ready."""
-        for index in range(self.num_workers):
-            self._start_worker(index)
+    def publish(self, weights: FloatArray, version: int) -> None:
+        # First the weights, then the version that grants units: no unit may start with weights that are too old.
+        self._place.publish(weights, version)
+        with self.changed:
+            self._scheduler.version = version
 
-    def workers(self) -> list[WorkerHandle]:
-        """Return the workers that are there now. The copy may be used in any thread."""
-        return list(self._workers)
+    def collect(self, demand: Demand) -> list[Segment]:
+        if demand:
+            self._options.check(demand)
+            with self.changed:
+                self._scheduler.open(demand)
+            self.wake()
+            segments = self._wait_for(self._scheduler.take)
+        else:
+            with self.changed:
+                self._raise_failure()
+                segments = self._scheduler.take_arrived()
+            if segments:
+                self.wake()  # what was taken makes room for more
+        if any(segment.resting is not None for segment in segments):
+            return without_resting_rows(segments)
+        return segments
 
-    def num_ready(self) -> int:
-        return sum(worker.is_ready for worker in self.workers())
+    def counts(self) -> Counts:
+        with self.changed:
+            counts = self._scheduler.counts()
+        # Heartbeats need no lock, and summing up those of a hundred workers would hold up the fleet's thread.
+        return replace(counts, step_calls=self._place.num_step_calls())
 
-    def is_complete(self) -> bool:
-        """True when exactly the wanted workers are ready."""
-        workers = self.workers()
-        return len(workers) == self.num_workers and all(
-            worker.is_ready and not self._is_surplus(worker) for worker in workers
-        )
-
-    def wait_until_ready(self, seconds: float | None = None) -> None:
-        """Wait until all workers are ready, or the time is over."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        self.wait_for(
-            lambda: self.num_ready() == self.num_workers or (deadline is not None and _is_past(deadline)) or None
-        )
+    def renew(self, start: StartPoint) -> None:
+        """Begin another training with the same workers."""
+        with self.changed:
+            self._units.renew(start)
 
     def resize(self, num_workers: int) -> None:
         """Have another number of workers from now on. Surplus ones go when they have nothing left to do."""
         with self.changed:
-            self.num_workers = num_workers
-            self._is_settled = False
-            self._place.resize(num_workers)
-            self._units.resize(num_workers)
+            self.roster.resize(num_workers)
         self.wake()
 
     def wake(self) -> None:
         """Tell the fleet's thread that more units may start, or that other workers are wanted."""
         self._place.wake()
 
-    def wait_for(self, attempt: Callable[[], Result | None]) -> Result:
+    def wait_for_workers(self, seconds: float | None = None) -> None:
+        """Wait until all workers are ready, or the time is over."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+
+        def is_over() -> bool | None:
+            is_late = deadline is not None and time.monotonic() >= deadline
+            return is_late or self.roster.num_ready() == self.num_workers or None
+
+        self._wait_for(is_over)
+
+    def _wait_for(self, attempt: Callable[[], Result | None]) -> Result:
         """Try after every change until there is a result; raise if the run has to end."""
         with self.changed:
             # The fleet's thread makes the next attempts (`_try_for_learner`), with the lock that it holds anyway: the
@@ -133,7 +169,7 @@ class WorkerFleet:
             self._attempt = attempt
             try:
                 while True:
-                    self.raise_failure()
+                    self._raise_failure()
                     result = attempt() if self._result is None else self._result
                     if result is not None:
                         return result
@@ -141,12 +177,14 @@ class WorkerFleet:
             finally:
                 self._attempt = self._result = None
 
-    def raise_failure(self) -> None:
+    def _raise_failure(self) -> None:
         """Raise what has ended the fleet, if anything has. The caller holds the lock."""
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
+        if self._old_switch_interval is not None:
+            sys.setswitchinterval(self._old_switch_interval)
         self._is_closing = True  # without a lock: the fleet's thread reads it after `wake` has woken it up
         self._detector.close()
         self.wake()
@@ -163,7 +201,7 @@ class WorkerFleet:
         try:
             while not self._is_closing:
                 self.turn()
-        except Exception as failure:  # it reaches the user through the next `wait_for`
+        except Exception as failure:  # it reaches the user through the next `_wait_for`
             with self.changed:
                 self._failure = failure
                 self.changed.notify_all()
@@ -176,11 +214,12 @@ class WorkerFleet:
             elif isinstance(report, WorkerReady):
                 report.worker.is_ready = True
             elif isinstance(report, WorkerLost):
-                self._replace(report)
+                self.roster.replace(report)
             else:
-                self._fail_unit(report)
-        self._start_due()
-        self._start_and_retire()
+                self.roster.fail_unit(report)
+        self.roster.start_due()
+        if self.roster.start_and_retire():
+            self.wake()
         with self.changed:
             self._try_for_learner()  # first, because what the learner takes makes room for new units
             self._grant()
@@ -192,7 +231,7 @@ class WorkerFleet:
         with self.changed:
             self._scheduler.finish(unit, segment, importance)
         # Only the fleet's thread changes what follows, so the learner's lock is not needed for it.
-        self._policy.delivered(worker.index)
+        self.roster.policy.delivered(worker.index)
         worker.units.remove(unit)
         worker.capacity = self._units.capacity(segment.seconds)
         self._unflushed.append(worker)
@@ -202,11 +241,7 @@ class WorkerFleet:
 
         The caller holds the lock.
         """
-        free = [
-            worker
-            for worker in self._workers
-            if worker.is_ready and len(worker.units) < worker.capacity and self._may_grant(worker)
-        ]
+        free = self.roster.free_workers()
         for num_held in range(max((worker.capacity for worker in free), default=0)):
             for worker in free:
                 if len(worker.units) == num_held < worker.capacity:
@@ -216,15 +251,9 @@ class WorkerFleet:
                         worker.grant(unit)
                         self._unflushed.append(worker)
         for worker in self._unflushed:
-            worker.flush()
+            if not worker.is_gone:  # it may have reported something just before its end
+                worker.flush()
         self._unflushed.clear()
-
-    def _may_grant(self, worker: WorkerHandle) -> bool:
-        """A surplus worker gets nothing new, but what only it can run must still be run."""
-        return bool(worker.reserved_units) or not self._is_surplus(worker)
-
-    def _is_surplus(self, worker: WorkerHandle) -> bool:
-        return worker.is_outdated or worker.index >= self.num_workers
 
     def _try_for_learner(self) -> None:
         """Wake the learner if what it waits for is there, and not for every unit of it. The caller holds the lock."""
@@ -235,108 +264,43 @@ class WorkerFleet:
 
     def _seconds_to_wait(self) -> float | None:
         """Return when there is something to do that nobody will report; None if there is nothing."""
-        waits = [max(0.0, restart.due - time.monotonic()) for restart in self._restarts]
-        seconds = self._scheduler.seconds_to_next()
+        to_restart, to_next = self.roster.seconds_to_restart(), self._scheduler.seconds_to_next()
         # A scheduler that counts time makes nobody wait but those who could take a unit.
-        if seconds is not None and any(
-            worker.is_ready and len(worker.units) < worker.capacity and not self._is_surplus(worker)
-            for worker in self._workers
-        ):
-            waits.append(seconds)
-        return min(waits, default=None)
+        if to_next is None or not any(not self.roster.is_surplus(worker) for worker in self.roster.free_workers()):
+            return to_restart
+        return to_next if to_restart is None else min(to_restart, to_next)
 
-    # ------------------------------------------------------------------------------------------ failures and restarts
+    # ------------------------------------------------------------------------------------------ what --adapt may change
 
-    def _replace(self, report: WorkerLost) -> None:
-        worker, failure = report
-        self._tracks.set_state(worker.index, State.RESTARTING)
-        pause = 0.0
-        if failure is not None:
-            pause = self._note_failure(worker.index, failure, self._units.suspects(worker, failure))
-        with self.changed:
-            self._remove(worker)
-            reserved = self._units.give_back(worker, worker.units, failure)
-        # A unit of it may have failed before: its pause ends with the worker.
-        self._restarts = [restart for restart in self._restarts if restart.index != worker.index]
-        self._restarts.append(PendingRestart(time.monotonic() + pause, worker.index, reserved))
+    def tunables(self) -> list[Tunable]:
+        """The number of workers, and what the mode adds.
 
-    def _fail_unit(self, report: UnitFailed) -> None:
-        """The unit is given back, and the worker gets no other before its pause is over."""
-        worker, unit, failure, failed_worker = report
-        pause = self._note_failure(failed_worker, failure, [unit])
-        worker.units.remove(unit)
-        with self.changed:
-            self._units.give_back(worker, [unit], failure)
-        if pause:
-            worker.is_ready = False
-            self._restarts.append(PendingRestart(time.monotonic() + pause, worker.index))
+        Workers are started, or let go when they have nothing left to do: nothing is lost.
+        """
+        if self._max_workers == 1:
+            return self.own_tunables
+        read, apply = lambda: self.num_workers, lambda value: self.resize(int(value))
+        workers = Tunable("num_workers", read, apply, 1.0, self._max_workers, is_settled=self.roster.is_complete)
+        return [workers, *self.own_tunables]
 
-    def _note_failure(self, index: int, failure: Exception, suspects: list[int]) -> float:
-        """Return the seconds that the worker pauses; raise when it has failed too often."""
-        pause = self._policy.failed(index, failure, suspects)
-        with self.changed:
-            self._scheduler.totals.worker_restarts += 1
-            self._scheduler.totals.segments_rejected += isinstance(failure, NotFinite)
-        return max(pause, self._min_pause_seconds)
+    def queue_tunable(self, queue: BoundedScheduler) -> Tunable:
+        """The length of the mode's queue."""
 
-    def _start_due(self) -> None:
-        """Start the workers whose pause is over."""
-        if not self._restarts:
-            return
-        due = [restart for restart in self._restarts if _is_past(restart.due)]
-        if self._place.starts_together and len(due) < len(self._restarts):
-            return  # a pool begins when the longest pause is over, for none of its workers can start later
-        for restart in due:
-            self._restarts.remove(restart)
-            alive = next((worker for worker in self._workers if worker.index == restart.index), None)
-            if alive is not None:  # only a unit of it had failed
-                alive.is_ready = True
-            elif not (self._place.starts_together and restart.index >= self.num_workers):
-                self._start_worker(restart.index).reserved_units = restart.reserved_units
+        def resize(queue_size: int) -> None:
+            with self.changed:
+                queue.resize(queue_size)
+            self.wake()
 
-    def _start_and_retire(self) -> None:
-        """Come closer to the wanted workers. One is started at a time, so that the others need not wait for a reply."""
-        # This runs for every batch of reports, so with a hundred workers the normal case must be cheap.
-        if self._is_settled and not any(worker.is_outdated for worker in self._workers):
-            return
-        for worker in [worker for worker in self._workers if self._is_surplus(worker)]:
-            if worker.is_ready and not (worker.units or worker.reserved_units):
-                self._retire(worker)
-        with self.changed:  # `resize` may be called meanwhile, and what it wants must not be overlooked
-            taken = {worker.index for worker in self._workers} | {restart.index for restart in self._restarts}
-            missing = [index for index in range(self.num_workers) if index not in taken]
-            self._is_settled = not missing and not any(map(self._is_surplus, self._workers))
-        if self._place.starts_together:
-            missing = missing if not taken else []
-        else:
-            if len(missing) > 1:
-                self.wake()  # for the next one
-            missing = missing[:1]
-        for index in missing:
-            self._start_worker(index)
+        return queue_size_tunable(lambda: queue.queue_size or 0, resize, self._bounds)
 
-    def _retire(self, worker: WorkerHandle) -> None:
-        with self.changed:
-            self._remove(worker)
-            self._units.worker_retired(worker.index)
-        worker.retire()
-        self._tracks.set_state(worker.index, State.PARKED)
+    def segment_tunable(self, place: SegmentPlace, note: Callable[[int], None] = lambda segment_steps: None) -> Tunable:
+        """The steps of every environment that are handed over at a time. `note` is called with the lock held."""
 
-    def _remove(self, worker: WorkerHandle) -> None:
-        self._workers.remove(worker)
-        self._is_settled = False
-        # It may have reported something just before, and its connection is closed now.
-        self._unflushed = [other for other in self._unflushed if other is not worker]
+        def apply(value: float) -> None:
+            with self.changed:
+                place.segment_steps = int(value)
+                note(int(value))
 
-    def _start_worker(self, index: int) -> WorkerHandle:
-        with self.changed:
-            self._units.worker_starts(index)
-        worker = self._place.start(index)
-        worker.capacity = self._units.first_capacity
-        self._workers.append(worker)
-        self._is_settled = False
-        return worker
-
-
-def _is_past(moment: float) -> bool:
-    return time.monotonic() >= moment
+        configured = place.segment_steps
+        low, high = max(1.0, configured // SEGMENT_STEPS_FACTOR), configured * SEGMENT_STEPS_FACTOR
+        return Tunable("collection_batch", lambda: place.segment_steps, apply, low, high)

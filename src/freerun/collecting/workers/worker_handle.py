@@ -23,6 +23,8 @@ class WorkerHandle(ABC):
         """Its environments are built, so that it can be granted units."""
         self.is_outdated = False
         """It was started with settings that no longer hold: it is replaced when it has nothing left to do."""
+        self.is_gone = False
+        """It was lost or let go: nothing can be sent to it any more."""
         self.capacity = 1
         """The number of units that it may hold at once."""
         self.units: list[int] = []
