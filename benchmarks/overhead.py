@@ -26,7 +26,8 @@ import tyro
 import freerun.adapters.catalog  # noqa: F401 - registers Straggler
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.transport import processes
 from freerun.transport.weights_board import WeightsBoard

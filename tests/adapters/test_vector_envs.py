@@ -12,7 +12,8 @@ import toy_vectors
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.adapters.vector_envs import OneOfVector
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.collecting.scheduling.resting_rows import without_resting_rows
 from freerun.core import BatchReset, EnvFailure, Segment, UserError
 

@@ -17,7 +17,8 @@ from freerun.adapters.tensor_envs import TensorEnvs
 from freerun.algorithms.policies.mlp_actor import MLPActor
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 
 ENV = "toy_envs:Privileged"
 POLICY_NUMBERS = 2

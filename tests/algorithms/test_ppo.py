@@ -14,7 +14,8 @@ from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.algorithms.ppo.objective import adapted_learning_rate
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.core import Demand, EnvSpec, FloatArray, Segment, UserError
 from freerun.persistence.checkpoint import Checkpoints, newest
 

@@ -19,7 +19,8 @@ from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.sequences import Sequences, draw_sequences
 from freerun.algorithms.ppo.training_batch import flatten_segments
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.collecting.scheduling.resting_rows import without_resting_rows
 from freerun.collecting.tensors.tensor_rollout import TensorRollout

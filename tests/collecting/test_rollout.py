@@ -9,8 +9,8 @@ import pytest
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
-from freerun.collecting.rollouts.rollout import NoNextEpisode, Rollout, next_from
-from freerun.collecting.rollouts.rollout_buffer import FIRST_CAPACITY, NOISE_ROWS
+from freerun.collecting.rollouts.episode_numbers import NoNextEpisode, next_from
+from freerun.collecting.rollouts.rollout import FIRST_CAPACITY, NOISE_ROWS, Rollout
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.core import Segment
 

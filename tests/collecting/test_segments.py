@@ -13,7 +13,7 @@ from hypothesis.stateful import invariant, rule
 from test_rollout import FIELDS, make_rollout, make_single, run
 from test_stream import Player, StreamMachine
 
-from freerun.collecting.rollouts.rollout import next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
 from freerun.collecting.scheduling.dropping_queue import DroppingQueue
 from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
 from freerun.core import Counts, Demand

@@ -11,7 +11,7 @@ from freerun.adapters.isaac_launch import is_isaac_task
 from freerun.adapters.tensor_envs import TensorEnvs, find_builder, is_only_tensors
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import MLPActor
-from freerun.collecting.rollouts.rollout import RESETS_ITSELF
+from freerun.collecting.rollouts.episode_numbers import RESETS_ITSELF
 from freerun.core import (
     Acceleration,
     Algorithm,

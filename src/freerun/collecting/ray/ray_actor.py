@@ -15,7 +15,8 @@ import ray
 from ray.exceptions import RayError
 
 from freerun.collecting.ray.ray_heartbeats import send_heartbeats
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.collecting.workers.worker import describe_failure, make_rollout
 from freerun.core import EnvFactory, Policy, RunSeed, Segment

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.core import (
     Array,
     Decision,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from freerun.collecting.rollouts.rollout import NoNextEpisode, Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import NoNextEpisode, next_from
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.core import SEGMENT_ARRAYS, Counts, Demand, EnvFactory, FloatArray, Policy, RunSeed, Segment, UserError
 
 Pieces = list[list[list[int]]]

@@ -17,9 +17,9 @@ from typing import Any, SupportsFloat
 import gymnasium
 import numpy as np
 
+from freerun.collecting.rollouts.episode_numbers import NextEpisode, NoNextEpisode, resolve_num_steps
 from freerun.collecting.rollouts.finite_check import check_finite
-from freerun.collecting.rollouts.rollout import NextEpisode, NoNextEpisode, resolve_num_steps
-from freerun.collecting.rollouts.rollout_buffer import FIRST_CAPACITY
+from freerun.collecting.rollouts.rollout import FIRST_CAPACITY
 from freerun.core import (
     Array,
     EnvSpec,

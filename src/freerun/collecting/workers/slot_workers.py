@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from freerun.collecting.rollouts.rollout import next_from, worker_episode_numbers
+from freerun.collecting.rollouts.episode_numbers import next_from, worker_episode_numbers
 from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
 from freerun.collecting.workers.process_workers import ProcessHandle, ProcessPlace
 from freerun.collecting.workers.worker import Worker, WorkerSetup, reporting

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from freerun.collecting.rollouts.rollout import Rollout, next_from, worker_episode_numbers
+from freerun.collecting.rollouts.episode_numbers import next_from, worker_episode_numbers
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.collecting.scheduling.episode_accounting import EpisodeAccounting
 from freerun.collecting.workers.hang_detector import SignOfLife, thread_stack

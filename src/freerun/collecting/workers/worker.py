@@ -13,7 +13,8 @@ from multiprocessing.util import Finalize
 
 import cloudpickle
 
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.core import CollectorSettings, EnvFactory, EnvFailure, Policy, RunSeed, Segment, State, Tracks, UserError
 from freerun.transport import processes

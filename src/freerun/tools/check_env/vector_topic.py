@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.adapters.vector_envs import OneOfVector
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 
 if TYPE_CHECKING:
     from freerun.tools.check_env.check_topics import CheckedEnv, Verdict

@@ -19,7 +19,8 @@ import psutil
 
 from freerun.adapters.env_adapter import EnvAdapter
 from freerun.adapters.gymnasium_envs import EnvName, GymnasiumFactory
-from freerun.collecting.rollouts.rollout import Rollout, next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
+from freerun.collecting.rollouts.rollout import Rollout
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.core import EnvFailure, EnvSpec, Policy, UserError, WorkerDied, WorkerHung
 from freerun.transport import processes

@@ -17,7 +17,7 @@ import psutil
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.adapters.noise_env import NoiseEnv
 from freerun.collecting.modes.thread_trial import speed_up_by_threads
-from freerun.collecting.rollouts.rollout import next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
 from freerun.collecting.workers.worker import make_rollout
 from freerun.core import Demand, EnvSpec, Policy, Predictor, StartPoint, UserError
 from freerun.run.pool import Pool, worker_modules

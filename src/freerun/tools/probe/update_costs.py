@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
-from freerun.collecting.rollouts.rollout import next_from
+from freerun.collecting.rollouts.episode_numbers import next_from
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.core import Algorithm, background_stages, callable_name
 from freerun.settings.config import AnyConfig
