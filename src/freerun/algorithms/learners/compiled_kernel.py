@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import ClassVar
 
-SOURCE = Path(__file__).with_name("kernel.c")
+SOURCE, HEADER = (Path(__file__).with_name(name) for name in ("kernel.c", "mlp.h"))
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
 """No -ffast-math: the kernel must not assume that numbers are finite."""
 COMPILER_SECONDS = 60.0
@@ -28,7 +28,7 @@ CTYPES_INT, CTYPES_FLOAT, CTYPES_POINTER = ctypes.c_int64, ctypes.c_double, ctyp
 
 
 class LayerStruct(ctypes.Structure):
-    """`struct layer` of kernel.c."""
+    """`struct layer` of mlp.h."""
 
     _fields_: ClassVar = [
         *((name, CTYPES_INT) for name in ("inputs", "outputs")),
@@ -39,7 +39,7 @@ class LayerStruct(ctypes.Structure):
 
 
 class NetworkStruct(ctypes.Structure):
-    """`struct network` of kernel.c."""
+    """`struct network` of mlp.h."""
 
     _fields_: ClassVar = [("num_layers", CTYPES_INT), ("activation", CTYPES_INT), ("layers", CTYPES_POINTER)]
 
@@ -92,8 +92,8 @@ def compiled_kernel() -> Kernel | None:
 
 def _load() -> ctypes.CDLL:
     """Load the library from the cache, and compile it first if it is not there."""
-    key = hashlib.sha256("\n".join([SOURCE.read_text(encoding="utf-8"), *FLAGS, _machine()]).encode()).hexdigest()
-    name = f"kernel-{key[:16]}.so"
+    texts = [*(path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)), *FLAGS, _machine()]
+    name = f"kernel-{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:16]}.so"
     folder = _cache_folder()
     if folder is not None and _is_ours(folder / name):
         return ctypes.CDLL(str(folder / name))

@@ -1,13 +1,16 @@
-"""Who computes gradients: torch's autograd, or numpy with the derivatives written out (docs/fast_learner.md)."""
+"""Who computes gradients: torch's autograd, or numpy or C with the derivatives written out (docs/fast_learner.md)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from freerun.algorithms.learners.compiled_kernel import Kernel, compiled_kernel
 from freerun.core import UserError
 
 Learner = Literal["auto", "fast", "numpy", "torch"]
+WIDEST_COMPILED = 256
+"""Wider layers are left to numpy: their time goes to products, for which its BLAS is as fast or faster."""
 
 
 def uses_fast_learner(learner: Learner, device: str, network: str | None = None, has_memory: bool = False) -> bool:
@@ -25,11 +28,13 @@ def uses_fast_learner(learner: Learner, device: str, network: str | None = None,
     return learner != "torch" and network is None and not has_memory and device == "cpu"
 
 
+def kernel_for(learner: Learner, hidden_sizes: Sequence[int]) -> Kernel | None:
+    """The compiled kernel, for an algorithm whose gradients are written out in C too; None where numpy computes."""
+    if learner == "numpy" or max(hidden_sizes, default=0) > WIDEST_COMPILED:
+        return None
+    return compiled_kernel()
+
+
 def learner_words(learner: Learner, device: str, network: str | None = None, has_memory: bool = False) -> str:
     """Who computes gradients, for the header of a run."""
     return "fast learner" if uses_fast_learner(learner, device, network, has_memory) else "torch learner"
-
-
-def kernel_for(learner: Learner) -> Kernel | None:
-    """The compiled kernel, where gradients are written out and the algorithm has them in C; None if numpy computes."""
-    return None if learner == "numpy" else compiled_kernel()

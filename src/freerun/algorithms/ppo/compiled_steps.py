@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from freerun.algorithms.learners.compiled_kernel import Kernel, LayerStruct, NetworkStruct, PPOStruct
-from freerun.algorithms.learners.shared_update import average_over_learners_
 from freerun.algorithms.policies.action_heads import MASKED_LOGIT
 from freerun.algorithms.policies.mlp_actor import HiddenActivation
 from freerun.algorithms.policies.networks import ActorCritic
-from freerun.algorithms.policies.numpy_mlp import FlatAdam, LinearLayer, layers_of
-from freerun.algorithms.ppo.gradient_steps import ProximalTerm
+from freerun.algorithms.policies.numpy_mlp import LinearLayer, layers_of
+from freerun.algorithms.ppo.gradient_steps import FlatDescent, ProximalTerm
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.training_batch import TrainingBatch
 from freerun.core import FloatArray, LearnerGroup
@@ -73,8 +71,7 @@ class CompiledSteps:
         proximal: ProximalTerm,
         kernel: Kernel,
     ):
-        self._weights, self._group, self._num_bad_gradients, self._proximal = weights, group, num_bad, proximal
-        self._adam = FlatAdam(weights, optimizer, kernel)
+        self._descent = FlatDescent(weights, optimizer, group, num_bad, proximal, kernel)
         self._kernel, spec = kernel, net.spec
         self._networks = [CompiledMLP(kernel, layers_of(part), spec.activation) for part in (net.actor, net.critic)]
         self._ppo = PPOStruct(*(network.struct for network in self._networks), net.row_size, net.seen_by_critic.start)
@@ -100,8 +97,7 @@ class CompiledSteps:
         self._columns = TrainingBatch(*(column.contiguous() for column in self._columns))
         addresses = (column.data_ptr() for column in self._columns)
         ppo.obs, ppo.action, ppo.proximal, ppo.weight, ppo.advantage, ppo.target, ppo.value = addresses
-        self._loss_sum = np.zeros(2)
-        self._num_steps = 0
+        self._descent.begin()
 
     def compute(self, rows: Tensor, advantage_of_all: Tensor | None) -> Tensor:
         num_rows = len(rows)
@@ -109,7 +105,9 @@ class CompiledSteps:
             self._make_room(num_rows)
         self._rows = rows.contiguous()
         log_ratio = torch.empty(num_rows)
-        of_all, num_all = (None, 0) if advantage_of_all is None else (advantage_of_all.data_ptr(), len(advantage_of_all))
+        of_all, num_all = (
+            (None, 0) if advantage_of_all is None else (advantage_of_all.data_ptr(), len(advantage_of_all))
+        )
         if not self._kernel.ppo_forward(
             self._address, self._rows.data_ptr(), num_rows, log_ratio.data_ptr(), of_all, num_all
         ):
@@ -130,15 +128,7 @@ class CompiledSteps:
         num_rows = len(self._rows)
         entropy_weight = self._config.entropy_coef / max(1, num_rows)
         self._kernel.ppo_backward(self._address, self._rows.data_ptr(), num_rows, entropy_weight)
-        gradient = self._weights.grad
-        assert gradient is not None
-        average_over_learners_(self._group, gradient, share)
-        self._proximal.add_gradient(gradient)
-        if not self._adam.step(self._config.max_grad_norm):
-            self._num_bad_gradients += 1
-        self._loss_sum += share * np.array((self._ppo.policy_loss, self._ppo.value_loss))
-        self._num_steps += 1
+        self._descent.step(share, self._config.max_grad_norm, self._ppo.policy_loss, self._ppo.value_loss)
 
     def mean_losses(self) -> Tensor:
-        mean = self._loss_sum / self._num_steps if self._num_steps else np.full(2, math.nan)
-        return torch.from_numpy(mean.astype(np.float32))
+        return self._descent.mean_losses()

@@ -131,8 +131,10 @@ class PPO:
         autograd = self._memory_steps or AutogradSteps(*parts, self._proximal)
         self._gradient_steps: GradientSteps = autograd
         if is_fast:
-            kernel = kernel_for(config.learner)
-            fast = FastSteps(*parts, self._proximal) if kernel is None else CompiledSteps(*parts, self._proximal, kernel)
+            kernel = kernel_for(config.learner, config.hidden_sizes)
+            fast = (
+                FastSteps(*parts, self._proximal) if kernel is None else CompiledSteps(*parts, self._proximal, kernel)
+            )
             self._gradient_steps = fast
 
         def descend(losses: PPOLosses, kl: Tensor, tells_of_step: Tensor, is_skipped: Tensor | None) -> None:
