@@ -297,7 +297,9 @@ class PPO:
         seen = batch.obs[:num_rows]
         if self._memory_steps is not None:
             seen = self._memory_steps.seen(torch.arange(len(seen), device=self._device))
-        entropy = mean_or_zero(self.net.entropy(self.net.head(seen)))
+        # The entropy of a Gaussian does not depend on its mean, which need not be computed.
+        head = seen if self.net.spec.gaussian_size else self.net.head(seen)
+        entropy = mean_or_zero(self.net.entropy(head))
         average_over_learners_(self._learner_group, entropy, len(batch.obs) / total_rows)
         # Explained variance: 1 - Var(target - V) / Var(target). Without Bessel's correction, which cancels out: the
         # last update of a run may have a single step.
