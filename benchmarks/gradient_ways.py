@@ -244,8 +244,8 @@ def markdown(results: dict[str, Any]) -> str:
     sizes = list(results["times"])
     lines = [
         "Microseconds per row of a gradient step, by minibatch: median (lowest – highest). "
-        f"`benchmarks/gradient_ways.py` wrote this on {results['machine']} with one thread, torch {results['torch']}, numpy {results['numpy']}; "
-        f"{results['repeats']} repetitions.",
+        f"`benchmarks/gradient_ways.py` wrote this on {results['machine']} with one thread, torch {results['torch']}, "
+        f"numpy {results['numpy']}; {results['repeats']} repetitions.",
         "",
         f"| | {' | '.join(sizes)} | |",
         f"| --- |{' ---: |' * len(sizes)} --- |",

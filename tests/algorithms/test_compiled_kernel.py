@@ -97,6 +97,16 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(cache: Path) -> None:
 
 
 @NEEDS_COMPILER
+def test_a_library_that_is_damaged_is_compiled_again(cache: Path) -> None:
+    script = "from freerun.algorithms.learners.compiled_kernel import compiled_kernel; assert compiled_kernel()"
+    subprocess.run([sys.executable, "-c", script], check=True)  # a library that is loaded here would not be read again
+    (library,) = cache.iterdir()
+    library.write_bytes(b"no library")
+    assert note() == COMPILED
+    assert library.stat().st_size > 1000
+
+
+@NEEDS_COMPILER
 def test_processes_that_start_at_once_end_with_one_library(cache: Path) -> None:
     script = "from freerun.algorithms.learners.compiled_kernel import compiled_kernel; assert compiled_kernel()"
     started = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(4)]

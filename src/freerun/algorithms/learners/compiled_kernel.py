@@ -6,6 +6,7 @@ know. Then there is no kernel, and numpy computes instead.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -96,7 +97,8 @@ def _load() -> ctypes.CDLL:
     name = f"kernel-{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:16]}.so"
     folder = _cache_folder()
     if folder is not None and _is_ours(folder / name):
-        return ctypes.CDLL(str(folder / name))
+        with contextlib.suppress(OSError):  # a file that a full disk has cut off is compiled again
+            return ctypes.CDLL(str(folder / name))
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as temporary:
         made = Path(temporary) / name
         compiler = shlex.split(os.environ.get("CC", "")) or [_compiler()]
