@@ -127,6 +127,19 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(learner: A
     np.testing.assert_array_equal(ppo.policy.weights, before)
 
 
+@pytest.mark.parametrize("learner", WRITTEN_OUT)
+@pytest.mark.parametrize("actions", ACTIONS.values(), ids=ACTIONS.keys())
+def test_the_same_rows_give_the_same_bits_wherever_memory_lies(actions: ActionSpace, learner: Any) -> None:
+    env, kept, found = EnvSpec(OBS, actions), [], []
+    for size in (0, 1, 5, 13):
+        kept.append(np.zeros(size, np.float32))  # so that the next arrays lie elsewhere
+        ppo, _ = train(env, 1, 2, learner=learner, entropy_coef=0.01, hidden_sizes=(19, 64))
+        found.append(ppo.policy.weights)
+        kept.append(ppo.policy.weights)
+    for weights in found[1:]:
+        np.testing.assert_array_equal(weights, found[0])
+
+
 def test_fast_is_refused_where_it_cannot_be() -> None:
     env = EnvSpec(OBS, ACTIONS["discrete"])
     with pytest.raises(UserError, match="--learner fast is for MLPs"):

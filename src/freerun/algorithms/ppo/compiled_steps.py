@@ -17,7 +17,7 @@ from freerun.algorithms.policies.numpy_mlp import LinearLayer, layers_of
 from freerun.algorithms.ppo.gradient_steps import FlatDescent, ProximalTerm
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.training_batch import TrainingBatch
-from freerun.core import FloatArray, LearnerGroup
+from freerun.core import LearnerGroup
 
 ACTIVATIONS: tuple[HiddenActivation, ...] = ("tanh", "relu", "elu")
 """In the order of kernel.c."""
@@ -29,7 +29,7 @@ class CompiledMLP:
     def __init__(self, kernel: Kernel, layers: Sequence[LinearLayer], activation: HiddenActivation):
         self._kernel, self._layers = kernel, layers
         self._structs = (LayerStruct * len(layers))()
-        self._memory: list[FloatArray] = []  # the structs hold its addresses alone
+        self._memory: list[Tensor] = []  # the structs hold its addresses alone
         self.struct = NetworkStruct(len(layers), ACTIVATIONS.index(activation), ctypes.addressof(self._structs))
         for layer, struct in zip(layers, self._structs, strict=True):
             inputs, outputs = layer.weight.shape
@@ -47,8 +47,10 @@ class CompiledMLP:
         self._num_own = len(self._memory)
 
     def _reserve(self, size: int) -> int:
-        self._memory.append(np.zeros(size, np.float32))
-        return self._memory[-1].ctypes.data
+        # Torch's memory begins at a multiple of 64 bytes, and numpy's anywhere. So vectors lie in one line of the cache,
+        # and the compiler's loops, which may begin with single numbers up to such a place, add in the same order.
+        self._memory.append(torch.zeros(size))
+        return self._memory[-1].data_ptr()
 
     def make_room(self, num_rows: int) -> None:
         """Reserve memory for minibatches of up to this many rows."""
@@ -121,8 +123,8 @@ class CompiledSteps:
             network.make_room(num_rows)
         # A whole row more: the kernel reads whole vectors, also from where the critic's numbers begin.
         row_size = self._kernel.padded(self._ppo.obs_size)
-        self._memory = [np.zeros(size, np.float32) for size in ((num_rows + 1) * row_size, num_rows, num_rows)]
-        self._ppo.obs_rows, self._ppo.d_log_prob, self._ppo.advantage_rows = (one.ctypes.data for one in self._memory)
+        self._memory = [torch.zeros(size) for size in ((num_rows + 1) * row_size, num_rows, num_rows)]
+        self._ppo.obs_rows, self._ppo.d_log_prob, self._ppo.advantage_rows = (one.data_ptr() for one in self._memory)
 
     def descend(self, share: float) -> None:
         num_rows = len(self._rows)
