@@ -47,7 +47,7 @@ class CompiledMLP:
         self._num_own = len(self._memory)
 
     def _reserve(self, size: int) -> int:
-        # Torch's memory begins at a multiple of 64 bytes, and numpy's anywhere. So vectors lie in one line of the cache,
+        # Torch's memory begins at a multiple of 64 bytes, numpy's anywhere. So vectors lie in one line of the cache,
         # and the compiler's loops, which may begin with single numbers up to such a place, add in the same order.
         self._memory.append(torch.zeros(size))
         return self._memory[-1].data_ptr()
