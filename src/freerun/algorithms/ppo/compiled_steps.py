@@ -90,13 +90,14 @@ class CompiledSteps:
         self._max_rows = 0
 
     def begin(self, config: PPOConfig, batch: TrainingBatch) -> None:
-        ppo, action = self._ppo, torch.int64 if self._is_discrete else torch.float32
-        self._config = config
+        ppo, self._config = self._ppo, config
         ppo.clip_range, ppo.value_coef, ppo.value_clip = config.clip_range, config.value_coef, config.value_clip or 0.0
         ppo.normalizes = config.normalizes_minibatches
         # The struct holds addresses alone, so the columns are kept here while the update lasts.
-        self._columns = batch._replace(action=batch.action.to(action))
-        self._columns = TrainingBatch(*(column.contiguous() for column in self._columns))
+        kinds = [torch.float32] * len(batch)
+        if self._is_discrete:
+            kinds[batch._fields.index("action")] = torch.int64
+        self._columns = [column.to(kind).contiguous() for column, kind in zip(batch, kinds, strict=True)]
         addresses = (column.data_ptr() for column in self._columns)
         ppo.obs, ppo.action, ppo.proximal, ppo.weight, ppo.advantage, ppo.target, ppo.value = addresses
         self._descent.begin()
