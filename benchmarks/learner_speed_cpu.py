@@ -36,6 +36,7 @@ from freerun.core import Acceleration, EnvSpec, Segment, SingleLearner
 from freerun.tools.bench.load_meter import processor
 
 Algorithm = Literal["ppo", "sac"]
+PPOLearner = Literal["fast", "numpy", "torch"]
 OBS_SIZE, NUM_CHOICES, NUM_EPOCHS = 52, 145, 10
 SPEC = EnvSpec(spaces.Box(0, 1, (OBS_SIZE,), np.float32), spaces.Discrete(NUM_CHOICES))
 SAC_OBS_SIZE, SAC_ACTION_SIZE = 17, 6
@@ -80,7 +81,7 @@ class Rows:
         self.reward = rng.standard_normal(num_rows, np.float32)
 
 
-def freerun_update(rows: Rows, minibatch_size: int, options: Options, learner: Literal["fast", "torch"]) -> Update:
+def freerun_update(rows: Rows, minibatch_size: int, options: Options, learner: PPOLearner) -> Update:
     config = PPOConfig(
         minibatch_size=minibatch_size,
         num_epochs=NUM_EPOCHS,
@@ -235,6 +236,7 @@ def contenders(algorithm: Algorithm, size: int, options: Options) -> dict[str, U
         rows = Rows(size * max(4, 2048 // size))
         made = {
             "freerun fast": freerun_update(rows, size, options, "fast"),
+            "freerun numpy": freerun_update(rows, size, options, "numpy"),
             "freerun torch": freerun_update(rows, size, options, "torch"),
             "torch.compile": compiled_update(rows, size, options),
             "Stable-Baselines3": sb3_update(rows, size, options),
@@ -270,8 +272,9 @@ def markdown(results: dict[str, Any]) -> str:
         "# One gradient step on a CPU",
         "",
         "Milliseconds per gradient step, with one thread: median (lowest – highest) over updates; then how many times "
-        "as fast `freerun fast` is: median of the ratios within a repetition. `torch.compile` is freerun's torch "
-        "learner, compiled. `benchmarks/learner_speed_cpu.py` wrote this.",
+        "as fast `freerun fast` is: median of the ratios within a repetition. `freerun numpy` is the same without the "
+        "compiled kernel of PPO, and `torch.compile` is freerun's torch learner, compiled. "
+        "`benchmarks/learner_speed_cpu.py` wrote this.",
         "",
     ]
     for algorithm, note in NOTES.items():

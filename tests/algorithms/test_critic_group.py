@@ -57,7 +57,7 @@ def test_an_algorithm_without_use_for_it_sees_the_policys_group_alone() -> None:
     assert factory.spec.obs_groups is None
 
 
-@pytest.mark.parametrize("learner", ["fast", "torch"])
+@pytest.mark.parametrize("learner", ["fast", "numpy", "torch"])
 def test_values_know_what_only_the_critic_sees(learner: str) -> None:
     """Most of the return is luck that the critic's group tells of; without that it cannot be predicted."""
     _, told = learned({}, learner=learner)

@@ -227,6 +227,7 @@ def test_every_way_of_learning_runs_and_goes_on(settings: dict[str, Any], run_di
     ("settings", "sentence"),
     [
         ({"learner": "fast"}, "--learner fast has no gradients of fast SAC"),
+        ({"learner": "numpy"}, "--learner numpy has no gradients of fast SAC"),
         ({"updates_per_vector_step": 4.0, "updates_per_step": 1.0}, "give one of them"),
         ({"v_min": 3.0, "v_max": 1.0}, "--v-max must be above --v-min"),
         ({"noise_range": (0.4, 0.1)}, "--noise-range must be two numbers"),

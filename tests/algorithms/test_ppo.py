@@ -206,7 +206,7 @@ def test_the_learning_rate_follows_the_desired_change_of_the_policy() -> None:
     assert next_rate(0.0, 9e-3) == pytest.approx(1e-2)
 
 
-@pytest.mark.parametrize("learner", ["fast", "torch"])
+@pytest.mark.parametrize("learner", ["fast", "numpy", "torch"])
 def test_gradient_steps_that_move_the_policy_little_raise_the_learning_rate(learner: Any) -> None:
     """Two minibatches of 20: the first of an update says nothing, because no step came before it."""
     config = PPOConfig(

@@ -38,7 +38,8 @@ def test_the_faster_of_two_devices_is_taken_and_said(
 
 
 def test_the_fast_learner_needs_no_trial() -> None:
-    assert device_choice.faster_of(config(learner="fast"), ("cpu", "cuda")).device == "cpu"
+    for learner in ("fast", "numpy"):
+        assert device_choice.faster_of(config(learner=learner), ("cpu", "cuda")).device == "cpu"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -66,8 +66,8 @@ class FastSACConfig(SACConfig):
         require_positive(self, "policy_delay", "num_return_steps")
         if self.actor_layer_norm and self.activation != "relu":
             raise UserError(f"--actor-layer-norm has a ReLU behind it: leave --activation {self.activation} out")
-        if self.learner == "fast":
-            raise UserError("--learner fast has no gradients of fast SAC: leave it out")
+        if self.learner in ("fast", "numpy"):
+            raise UserError(f"--learner {self.learner} has no gradients of fast SAC: leave it out")
         if self.updates_per_vector_step is not None and self.updates_per_step is not None:
             raise UserError(
                 f"--updates-per-vector-step {self.updates_per_vector_step:g} and --updates-per-step "

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from freerun.algorithms.learners.compiled_kernel import Kernel
 from freerun.algorithms.policies.mlp_actor import HiddenActivation
 from freerun.algorithms.policies.networks import StackedMLP
 from freerun.core import Array, FloatArray
@@ -166,13 +167,25 @@ class FlatAdam:
     The state is the optimiser's own, so a run may go on with the optimiser itself.
     """
 
-    def __init__(self, weights: nn.Parameter, optimizer: torch.optim.Adam):
+    def __init__(self, weights: nn.Parameter, optimizer: torch.optim.Adam, kernel: Kernel | None = None):
+        """With a `kernel`, the compiled one takes the steps; without it, numpy and torch do."""
         assert weights.grad is not None
-        self._parameter, self._optimizer = weights, optimizer
+        self._parameter, self._optimizer, self._kernel = weights, optimizer, kernel
         self._weights, self._gradient = weights.detach(), weights.grad
 
     def step(self, max_norm: float = math.inf) -> bool:
         """Clip the gradient by its norm and take a step. Return False, and change nothing, if it is not finite."""
+        # Looked up at every step: a checkpoint that is loaded replaces the state.
+        state = self._optimizer.state[self._parameter]
+        if not state:
+            state |= {"step": torch.tensor(0.0)}
+            state |= {name: torch.zeros_like(self._weights) for name in ("exp_avg", "exp_avg_sq")}
+        (group,) = self._optimizer.param_groups
+        if self._kernel is not None:
+            tensors = (self._weights, self._gradient, state["exp_avg"], state["exp_avg_sq"], state["step"])
+            addresses = (tensor.data_ptr() for tensor in tensors)
+            settings = (max_norm, group["lr"], *group["betas"], group["eps"])
+            return bool(self._kernel.adam_step(self._weights.numel(), *addresses, *settings))
         gradient = _array(self._gradient)
         norm = math.sqrt(np.dot(gradient, gradient))
         if not math.isfinite(norm):
@@ -180,12 +193,6 @@ class FlatAdam:
         # Clip by norm: g <- g * min(1, max_norm / (|g| + 1e-6))
         if norm + 1e-6 > max_norm:
             gradient *= max_norm / (norm + 1e-6)
-        # Looked up at every step: a checkpoint that is loaded replaces the state.
-        state = self._optimizer.state[self._parameter]
-        if not state:
-            state |= {"step": torch.tensor(0.0)}
-            state |= {name: torch.zeros_like(self._weights) for name in ("exp_avg", "exp_avg_sq")}
-        (group,) = self._optimizer.param_groups
         adam(
             [self._weights],
             [self._gradient],

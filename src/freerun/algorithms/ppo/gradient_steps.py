@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from freerun.algorithms.learners.compiled_kernel import Kernel
 from freerun.algorithms.learners.shared_update import average_over_learners_
 from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI, mask_logits
 from freerun.algorithms.policies.networks import ActorCritic, step_if_finite
@@ -114,6 +115,40 @@ class AutogradSteps:
         return torch.stack(self._step_losses).mean(dim=0)
 
 
+class FlatDescent:
+    """The step down gradients that are written out in the flat buffer, and the losses of the steps taken."""
+
+    def __init__(
+        self,
+        weights: nn.Parameter,
+        optimizer: torch.optim.Adam,
+        group: LearnerGroup,
+        num_bad: Tensor,
+        proximal: ProximalTerm,
+        kernel: Kernel | None = None,
+    ):
+        self._weights, self._group, self._num_bad_gradients, self._proximal = weights, group, num_bad, proximal
+        self._adam = FlatAdam(weights, optimizer, kernel)
+
+    def begin(self) -> None:
+        self._loss_sum = np.zeros(2)
+        self._num_steps = 0
+
+    def step(self, share: float, max_grad_norm: float, policy_loss: float, value_loss: float) -> None:
+        gradient = self._weights.grad
+        assert gradient is not None
+        average_over_learners_(self._group, gradient, share)
+        self._proximal.add_gradient(gradient)
+        if not self._adam.step(max_grad_norm):
+            self._num_bad_gradients += 1
+        self._loss_sum += (share * policy_loss, share * value_loss)
+        self._num_steps += 1
+
+    def mean_losses(self) -> Tensor:
+        mean = self._loss_sum / self._num_steps if self._num_steps else np.full(2, math.nan)
+        return torch.from_numpy(mean.astype(np.float32))
+
+
 class FastSteps:
     """Gradients written out in numpy: for MLPs on a CPU, where they take a fraction of autograd's time.
 
@@ -129,11 +164,7 @@ class FastSteps:
         num_bad: Tensor,
         proximal: ProximalTerm,
     ):
-        self._weights = weights
-        self._adam = FlatAdam(weights, optimizer)
-        self._group = group
-        self._num_bad_gradients = num_bad
-        self._proximal = proximal
+        self._descent = FlatDescent(weights, optimizer, group, num_bad, proximal)
         self._actor, self._critic = (NumpyMLP(layers_of(part), net.spec.activation) for part in (net.actor, net.critic))
         self._spec, self._seen_by_critic = net.spec, net.seen_by_critic
         self._head: GradientHead
@@ -146,8 +177,7 @@ class FastSteps:
     def begin(self, config: PPOConfig, batch: TrainingBatch) -> None:
         self._config = config
         self._columns = [column.numpy() for column in batch]
-        self._loss_sum = np.zeros(2)
-        self._num_steps = 0
+        self._descent.begin()
 
     @np.errstate(over="ignore", invalid="ignore")  # what is not finite is counted by `descend`
     def compute(self, rows: Tensor, advantage_of_all: Tensor | None) -> Tensor:
@@ -207,18 +237,10 @@ class FastSteps:
         num_rows = len(self._d_value)
         self._actor.backward(self._head.backward(self._d_log_prob, self._config.entropy_coef / max(1, num_rows)))
         self._critic.backward(self._d_value[:, None])
-        gradient = self._weights.grad
-        assert gradient is not None
-        average_over_learners_(self._group, gradient, share)
-        self._proximal.add_gradient(gradient)
-        if not self._adam.step(self._config.max_grad_norm):
-            self._num_bad_gradients += 1
-        self._loss_sum += share * np.array(self._losses)
-        self._num_steps += 1
+        self._descent.step(share, self._config.max_grad_norm, *self._losses)
 
     def mean_losses(self) -> Tensor:
-        mean = self._loss_sum / self._num_steps if self._num_steps else np.full(2, math.nan)
-        return torch.from_numpy(mean.astype(np.float32))
+        return self._descent.mean_losses()
 
 
 class GradientHead(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from freerun.algorithms.learners.fast_learner import uses_fast_learner
+from freerun.algorithms.learners.fast_learner import kernel_for, uses_fast_learner
 from freerun.algorithms.learners.shared_update import (
     JoinedRows,
     SegmentSize,
@@ -19,6 +19,7 @@ from freerun.algorithms.learners.shared_update import (
 )
 from freerun.algorithms.policies.networks import flatten_parameters
 from freerun.algorithms.policies.running_moments import RunningMoments
+from freerun.algorithms.ppo.compiled_steps import CompiledSteps
 from freerun.algorithms.ppo.gradient_steps import AutogradSteps, FastSteps, GradientSteps, ProximalTerm
 from freerun.algorithms.ppo.graphed_epochs import GraphedEpochs, acceleration_of
 from freerun.algorithms.ppo.minibatches import Minibatches
@@ -128,7 +129,13 @@ class PPO:
         parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients)
         self._memory_steps = SequenceSteps(*parts, self._proximal) if config.has_memory else None
         autograd = self._memory_steps or AutogradSteps(*parts, self._proximal)
-        self._gradient_steps: GradientSteps = FastSteps(*parts, self._proximal) if is_fast else autograd
+        self._gradient_steps: GradientSteps = autograd
+        if is_fast:
+            kernel = kernel_for(config.learner, config.hidden_sizes)
+            fast = (
+                FastSteps(*parts, self._proximal) if kernel is None else CompiledSteps(*parts, self._proximal, kernel)
+            )
+            self._gradient_steps = fast
 
         def descend(losses: PPOLosses, kl: Tensor, tells_of_step: Tensor, is_skipped: Tensor | None) -> None:
             self._adapt_learning_rate(kl, tells_of_step)
@@ -290,7 +297,9 @@ class PPO:
         seen = batch.obs[:num_rows]
         if self._memory_steps is not None:
             seen = self._memory_steps.seen(torch.arange(len(seen), device=self._device))
-        entropy = mean_or_zero(self.net.entropy(self.net.head(seen)))
+        # The entropy of a Gaussian does not depend on its mean, which need not be computed.
+        head = seen if self.net.spec.gaussian_size else self.net.head(seen)
+        entropy = mean_or_zero(self.net.entropy(head))
         average_over_learners_(self._learner_group, entropy, len(batch.obs) / total_rows)
         # Explained variance: 1 - Var(target - V) / Var(target). Without Bessel's correction, which cancels out: the
         # last update of a run may have a single step.

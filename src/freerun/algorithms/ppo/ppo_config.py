@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from freerun.algorithms.learners.fast_learner import Learner, learner_words
+from freerun.algorithms.learners.fast_learner import Learner, kernel_for, learner_words, uses_fast_learner
 from freerun.algorithms.policies.image_layers import IMAGE_NETWORKS, chosen_network
 from freerun.algorithms.policies.mlp_actor import Activation
 from freerun.algorithms.policies.numpy_memory import MemoryKind
@@ -101,8 +101,8 @@ class PPOConfig:
     """For actions in a Box: the logarithm of their deviation before anything is learned. At 0 most actions of an
     environment with a range of ±1 are cut off at its ends, and -1 often learns more."""
     learner: Learner = "auto"
-    """On a CPU: who computes gradients. fast has them written out in numpy, for MLPs; torch uses autograd, for any
-    network (auto: fast wherever it can be used)."""
+    """On a CPU: who computes gradients. fast has them written out, for MLPs, in C where a compiler is found; numpy does
+    the same without a compiler; torch uses autograd, for any network (auto: fast wherever it can be used)."""
     acceleration: Acceleration = "auto"
     """On a GPU: record gradient steps as CUDA graphs (auto, graph), fuse their kernels too (compile: half a minute
     before the first), or do neither (none). A recorded epoch leaves out rows that do not fill a minibatch. Updates of a
@@ -193,7 +193,10 @@ def learner_note(config: PPOConfig, device: str) -> str:
     steps, episodes = config.steps_per_update, config.episodes_per_update
     updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
     network = f"{config.network} · " if config.network in IMAGE_NETWORKS else ""
-    learner = network + learner_words(config.learner, device, config.network, config.has_memory)
+    how = (config.learner, device, config.network, config.has_memory)
+    learner = network + learner_words(*how)
+    if uses_fast_learner(*how) and kernel_for(config.learner, config.hidden_sizes) is not None:
+        learner += ", compiled"
     return (
         f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "
         f"learning rate {config.learning_rate:g} · {learner}"

@@ -43,8 +43,8 @@ class OffPolicyConfig(ReplayConfig):
     activation: Activation = "relu"
     """Nonlinearity between the policy's layers."""
     learner: Learner = "auto"
-    """On a CPU: who computes gradients. fast has them written out in numpy; torch uses autograd (auto: fast wherever it
-    can be used)."""
+    """On a CPU: who computes gradients. fast and numpy have them written out in numpy; torch uses autograd (auto: fast
+    wherever it can be used)."""
     acceleration: Acceleration = "auto"
     """On a GPU: record gradient steps as CUDA graphs (graph), and fuse their kernels before (compile: takes half a
     minute at the start)."""

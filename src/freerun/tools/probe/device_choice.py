@@ -38,7 +38,7 @@ def choose_device(config: AnyConfig) -> AnyConfig:
 
 def faster_of(config: AnyConfig, devices: Sequence[str]) -> AnyConfig:
     """Return the settings with the device on which an update takes the least time, and say so in one line."""
-    if getattr(config.algorithm, "learner", None) == "fast":
+    if getattr(config.algorithm, "learner", None) in ("fast", "numpy"):
         return dataclasses.replace(config, device="cpu")
     tried = [complete(dataclasses.replace(config, device=device)) for device in devices]
     costs = time_updates(tried, stand_in_for(make_factory(config).spec, EPISODE_STEPS), SECONDS)
