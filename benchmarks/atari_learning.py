@@ -2,8 +2,9 @@
 
 Both have the same game, the same CNN and the same settings, which are usual for Atari. The game is an Atari game with
 Gymnasium's preprocessing (the extra `atari`), or `catch`, a picture of 44 × 44 pixels in which a ball falls, which is
-learned much sooner. The return is the mean of fresh episodes with sampled actions. Finished runs are kept in
-atari_learning.json, so an interrupted benchmark continues.
+learned much sooner. Two returns are measured: that of fresh episodes with sampled actions after the training, and that
+of the training's own last 100 episodes. Finished runs are kept in atari_learning.json, so an interrupted benchmark
+continues.
 
 python benchmarks/atari_learning.py --game ALE/Pong-v5 --total-steps 2000000 --device cuda
 """
@@ -33,6 +34,10 @@ from freerun.tools.bench.load_meter import processor
 NUM_ENVS, STEPS_PER_ENV, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 LEARNING_RATE, CLIP_RANGE, ENTROPY_COEF, VALUE_COEF = 2.5e-4, 0.1, 0.01, 0.5
 FIRST_TRIAL_SEED = 10_000_000
+NUM_NOTES = 10
+"""The training returns that are kept of a run."""
+PAUSE_SECONDS = 3600.0
+"""A run may be paused for so long (SIGSTOP) in favour of other programs, without its workers being taken for stuck."""
 CATCH, CATCH_SIZE = "catch", 44
 Act = Callable[[Any], Any]
 """From an observation to a sampled action."""
@@ -48,11 +53,13 @@ class Options:
     device: str = "cpu"
     """Of the learner."""
     learner_threads: int = 1
-    trial_episodes: int = 20
+    trial_episodes: int = 60
     """Fresh episodes after a run."""
     systems: tuple[str, ...] = ("freerun", "freerun, no lag", "Stable-Baselines3")
     output: Path = Path(__file__).parent / "results" / "atari_learning"
     """Folder for atari_learning.json and .md."""
+    alone: bool = False
+    """Nothing else runs on this machine, so the seconds count. Earlier runs of which that was not said are replaced."""
     report_only: bool = False
     """Write the report again, run nothing."""
 
@@ -67,6 +74,40 @@ class ImageRun:
     mean_return: float
     seconds: float
     """Of training, with the start of workers."""
+    trial_episodes: int = 20
+    """The episodes of `mean_return`. Runs that do not say so had 20."""
+    training_returns: tuple[float, ...] = ()
+    """The mean return of the last 100 training episodes, after each tenth of the run."""
+    learner_threads: int = 1
+    alone: bool = False
+    """True if nothing else ran on the machine."""
+
+    @property
+    def task(self) -> tuple[str, int, str, int]:
+        """What systems are compared in."""
+        return self.game, self.total_steps, self.device, self.learner_threads
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is left of a run that has just ended."""
+
+    seconds: float
+    act: Act
+    training_returns: tuple[float, ...]
+
+
+class ReturnsOnTheWay:
+    """Keeps the mean return of the last 100 episodes after each tenth of a run."""
+
+    def __init__(self, total_steps: int):
+        self._total_steps = total_steps
+        self.returns: list[float] = []
+
+    def note(self, steps: int, mean_return: float) -> None:
+        """Take note of the return after an update or a rollout; there are more than ten of them in a run."""
+        if NUM_NOTES * steps >= (len(self.returns) + 1) * self._total_steps:
+            self.returns.append(mean_return)
 
 
 class CatchPixels(gymnasium.Env[Any, Any]):
@@ -105,8 +146,13 @@ def make_env(game: str) -> gymnasium.Env[Any, Any]:
     return GymnasiumFactory(name, wrap=wrap).make_one().env
 
 
-def train_freerun(options: Options, seed: int, max_lag: int) -> tuple[float, Act]:
+def train_freerun(options: Options, seed: int, max_lag: int) -> Trained:
     env, wrap = recipe(options.game)
+    on_the_way = ReturnsOnTheWay(options.total_steps)
+
+    def look(update: freerun.Update) -> None:
+        on_the_way.note(update.step, update.metrics["return_mean"])
+
     with tempfile.TemporaryDirectory() as scratch:
         started = time.perf_counter()
         result = freerun.train(
@@ -127,21 +173,35 @@ def train_freerun(options: Options, seed: int, max_lag: int) -> tuple[float, Act
             normalize_reward=False,
             device=options.device,
             learner_threads=options.learner_threads,
+            step_timeout=PAUSE_SECONDS,
             run_dir=Path(scratch) / "run",
             quiet=True,
+            on_update=look,
         )
         seconds = time.perf_counter() - started
     policy = result.policy
-    return seconds, lambda obs: policy.predict(obs, deterministic=False)
+    return Trained(seconds, lambda obs: policy.predict(obs, deterministic=False), tuple(on_the_way.returns))
 
 
-def train_sb3(options: Options, seed: int) -> tuple[float, Act]:
+def train_sb3(options: Options, seed: int) -> Trained:
     from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import SubprocVecEnv
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import SubprocVecEnv, VecMonitor
+
+    on_the_way = ReturnsOnTheWay(options.total_steps)
+
+    class Look(BaseCallback):
+        def _on_rollout_end(self) -> None:
+            # Stable-Baselines3 keeps the last 100 episodes here, as freerun does behind `return_mean`.
+            returns = [float(episode["r"]) for episode in self.model.ep_info_buffer or ()]
+            on_the_way.note(self.num_timesteps, statistics.mean(returns) if returns else float("nan"))
+
+        def _on_step(self) -> bool:
+            return True
 
     torch.set_num_threads(options.learner_threads)
     started = time.perf_counter()
-    envs = SubprocVecEnv([lambda: make_env(options.game) for _ in range(NUM_ENVS)])
+    envs = VecMonitor(SubprocVecEnv([lambda: make_env(options.game) for _ in range(NUM_ENVS)]))
     model = PPO(
         "CnnPolicy",
         envs,
@@ -155,13 +215,13 @@ def train_sb3(options: Options, seed: int) -> tuple[float, Act]:
         seed=seed,
         device=options.device,
     )
-    model.learn(options.total_steps)
+    model.learn(options.total_steps, callback=Look())
     seconds = time.perf_counter() - started
     envs.close()
-    return seconds, lambda obs: model.predict(obs, deterministic=False)[0]
+    return Trained(seconds, lambda obs: model.predict(obs, deterministic=False)[0], tuple(on_the_way.returns))
 
 
-SYSTEMS: dict[str, Callable[[Options, int], tuple[float, Act]]] = {
+SYSTEMS: dict[str, Callable[[Options, int], Trained]] = {
     "freerun": lambda options, seed: train_freerun(options, seed, max_lag=1),
     "freerun, no lag": lambda options, seed: train_freerun(options, seed, max_lag=0),
     "Stable-Baselines3": train_sb3,
@@ -183,49 +243,89 @@ def trial(act: Act, options: Options) -> float:
 
 
 def report(records: list[ImageRun]) -> str:
+    about = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         "# Learning from images",
         "",
         f"`benchmarks/atari_learning.py`, with the same settings for all: {NUM_ENVS} environments × {STEPS_PER_ENV} "
         f"steps per update, minibatches of {MINIBATCH_SIZE}, {NUM_EPOCHS} epochs, learning rate {LEARNING_RATE:g}, "
-        f"clip range {CLIP_RANGE:g}, entropy {ENTROPY_COEF:g}, the Nature CNN, rewards as they are. The return is that "
-        "of fresh episodes with sampled actions. freerun collects one update ahead (`--max-lag 1`), or none.",
+        f"clip range {CLIP_RANGE:g}, entropy {ENTROPY_COEF:g}, the Nature CNN, rewards as they are. freerun collects "
+        "one update ahead (`--max-lag 1`), or none. Returns are medians of the seeds (lowest – highest): those of "
+        "fresh episodes with sampled actions after the training, and those of the training's own last 100 episodes. "
+        "The seconds of a training, with the start of its workers, are given where it was alone on the machine.",
         "",
-        "| game | steps | learner on | | seeds | return, median | lowest | highest | training, median |",
+        "| game | steps | learner on | | seeds | fresh episodes | their return | return in training | training takes |",
         "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for game, steps, device in dict.fromkeys((one.game, one.total_steps, one.device) for one in records):
+    tasks = dict.fromkeys(one.task for one in records)
+    for task in tasks:
+        game, steps, device, threads = task
         for system in SYSTEMS:
-            place = (system, game, steps, device)
-            found = [one for one in records if (one.system, one.game, one.total_steps, one.device) == place]
-            if found:
-                returns, seconds = [one.mean_return for one in found], [one.seconds for one in found]
-                lines.append(
-                    f"| {game} | {steps:,} | {device} | {system} | {len(found)} | {statistics.median(returns):.2f} | "
-                    f"{min(returns):.2f} | {max(returns):.2f} | {statistics.median(seconds):.0f} s |"
-                )
-    about = ", ".join(f"{name} {version}" for name, version in versions().items())
-    lines += ["", f"Others may have used the machine at the same time. {processor()}; {about}."]
+            if not (found := [one for one in records if (one.system, one.task) == (system, task)]):
+                continue
+            learner = device if threads == 1 else f"{device}, {threads} threads"
+            in_training = [one.training_returns[-1] for one in found if one.training_returns]
+            episodes = sorted({one.trial_episodes for one in found})
+            seconds = [one.seconds for one in found if one.alone]
+            lines.append(
+                f"| {game} | {steps:,} | {learner} | {system} | {len(found)} | {' or '.join(map(str, episodes))} | "
+                f"{spread([one.mean_return for one in found])} | {spread(in_training)} | "
+                f"{f'{statistics.median(seconds):.0f} s' if seconds else '–'} |"
+            )
+    lines += ["", *way_there(records), "", f"{processor()}; {about}."]
     return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    """The median, the lowest and the highest."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} – {max(values):.2f})" if values else "–"
+
+
+def way_there(records: list[ImageRun]) -> list[str]:
+    """The training returns after each fifth of the runs that have noted all of them: means of the seeds."""
+    lines = [
+        "The last 100 episodes of the training on the way, means of the seeds:",
+        "",
+        "| game | steps | | seeds | 20 % | 40 % | 60 % | 80 % | 100 % |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    noted = [one for one in records if len(one.training_returns) == NUM_NOTES]
+    for task in dict.fromkeys(one.task for one in noted):
+        for system in SYSTEMS:
+            found = [one.training_returns[1::2] for one in noted if (one.system, one.task) == (system, task)]
+            if found:
+                means = " | ".join(f"{statistics.mean(at_once):.2f}" for at_once in zip(*found, strict=True))
+                lines.append(f"| {task[0]} | {task[1]:,} | {system} | {len(found)} | {means} |")
+    return lines
 
 
 def main(options: Options) -> None:
     file = RunFile(options.output / "atari_learning.json", ImageRun)
-    done = {(one.system, one.game, one.seed, one.total_steps, one.device) for one in file.records}
+    task = (options.game, options.total_steps, options.device, options.learner_threads)
+    done = {(one.system, one.seed, one.task) for one in file.records if one.alone or not options.alone}
     for seed in () if options.report_only else options.seeds:
         for system in options.systems:
-            if (system, options.game, seed, options.total_steps, options.device) in done:
+            if (system, seed, task) in done:
                 continue
             if system == "Stable-Baselines3" and importlib.util.find_spec("stable_baselines3") is None:
                 print(f"{system} is left out: it needs pip install stable-baselines3")
                 continue
-            seconds, act = SYSTEMS[system](options, seed)
+            trained = SYSTEMS[system](options, seed)
             run = ImageRun(
-                system, options.game, seed, options.total_steps, options.device, trial(act, options), seconds
+                system=system,
+                game=options.game,
+                seed=seed,
+                total_steps=options.total_steps,
+                device=options.device,
+                mean_return=trial(trained.act, options),
+                seconds=trained.seconds,
+                trial_episodes=options.trial_episodes,
+                training_returns=trained.training_returns,
+                learner_threads=options.learner_threads,
+                alone=options.alone,
             )
-            file.records.append(run)
-            file.save()
-            print(f"{system}, seed {seed}: return {run.mean_return:.2f} after {seconds:.0f} s", flush=True)
+            file.replace(run, "system", "seed", "task")
+            print(f"{system}, seed {seed}: return {run.mean_return:.2f} after {run.seconds:.0f} s", flush=True)
     options.output.mkdir(parents=True, exist_ok=True)
     text = report(file.records)
     (options.output / "atari_learning.md").write_text(text, encoding="utf-8")
