@@ -4,9 +4,10 @@ Run it in the environment that `make test-federated` makes: build/federated/bin/
 
 `pooled` is training on all sites' data, with the settings of the preset: one learner gets the episodes of all four, as
 many in each update and in all as the four sites together. `pooled-large` has as many in all, in a quarter of the
-updates. The others share their policies after every few updates, as float16, and keep their critics (`SITE_SETTINGS`,
-`SHARING`). `own` trains every site alone, with the same settings; `own-preset` with those of the preset. Workers may be
-one update ahead, as the preset allows, except in the rows with `no-lag`. All are judged on fresh episodes of all sites.
+updates; `pooled-entropy` has the entropy bonus that the sites have. The others share their policies after every few
+updates, as float16, and keep their critics (`SITE_SETTINGS`, `SHARING`). `own` trains every site alone, with the same
+settings; `own-preset` with those of the preset. Workers may be one update ahead, as the preset allows, except in the
+rows with `no-lag`. All are judged on fresh episodes of all sites.
 
 Bytes are those that leave or reach the sites: weights and moments of the start, of every round and of the end, or the
 observations, actions, rewards, log-probabilities and ends of every step, as freerun's workers send them. (The policies
@@ -15,12 +16,13 @@ that go back to the sites of `pooled` are left out.) Finished trainings are kept
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -51,10 +53,19 @@ EPISODES_PER_UPDATE, MINIBATCH_SIZE = 40, 500
 """Of `pooled`, as in the preset."""
 NO_LAG = "-no-lag"
 """The end of the names of systems whose workers wait for every update. The others may be one ahead, as the preset."""
-SITE_SETTINGS = {"episodes_per_update": EPISODES_PER_UPDATE // 4, "minibatch_size": 250, "learning_rate": 4e-3}
+ENTROPY_COEF = 0.01
+SITE_SETTINGS = {
+    "episodes_per_update": EPISODES_PER_UPDATE // 4,
+    "minibatch_size": 250,
+    "learning_rate": 4e-3,
+    "entropy_coef": ENTROPY_COEF,
+}
 """Of each site: its part of an update of `pooled`. Its minibatches are half of those of `pooled` and so noisier, which
-makes Adam's steps in the common direction of all sites smaller: hence twice the preset's learning rate."""
-SHARING: dict[str, Any] = {"updates_per_round": 5, "share": "policy", "send_as": "float16", "server_step": 1.5}
+makes Adam's steps in the common direction of all sites smaller: hence twice the preset's learning rate. The entropy
+bonus was chosen on seeds from 100 on, which are not reported (docs/federated.md)."""
+SHARING: dict[str, Any] = {"updates_per_round": 5, "share": "policy", "send_as": "float16"}
+OF_STRATEGY: dict[str, dict[str, Any]] = {"fedavgm": {"server_step": 1.5}}
+"""What only one strategy has. The others have the defaults of `FederationOptions`."""
 SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 """What PPO needs of a step from whoever collected it."""
 
@@ -70,6 +81,7 @@ class Options:
         "pooled",
         "pooled-no-lag",
         "pooled-large",
+        "pooled-entropy",
         "fedavg-no-lag",
         *STRATEGIES,
     )
@@ -91,6 +103,24 @@ class Trained:
     num_bytes: int
     wall_seconds: float
     versions: dict[str, str]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What `own` and federated sites have other than the preset, and how they share (`recorded`)."""
+
+    def is_of(self, system: str) -> bool:
+        """Whether this is a run of a system, with its settings of now."""
+        return self.system.partition(":")[0] == system and self.settings == recorded(system)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores.values())
+
+    @property
+    def row(self) -> str:
+        """The name of its row: runs with other settings than those of now say in what they differ."""
+        now = recorded(self.system)
+        names = [name for name in {**now, **self.settings} if self.settings.get(name) != now.get(name)]
+        others = [f"{name} {self.settings.get(name, 'of the preset')}" for name in names]
+        return f"{self.system} ({', '.join(others)})" if others else self.system
 
 
 class AllSites(NetworkDefence):
@@ -128,6 +158,16 @@ def settings(system: str, options: Options, seed: int, episodes: int) -> dict[st
     return {**settings_of(["defender"]), **sizes, **own, **lag}
 
 
+def recorded(system: str) -> dict[str, Any]:
+    """Return the settings that are kept with a run: a run with others than those of now is another row of the table."""
+    strategy = system.removesuffix(NO_LAG)
+    if strategy in STRATEGIES:
+        return {**SITE_SETTINGS, **SHARING, **OF_STRATEGY.get(strategy, {})}
+    if system == "pooled-entropy":
+        return {"entropy_coef": ENTROPY_COEF}
+    return dict(SITE_SETTINGS) if system.partition(":")[0] == "own" else {}
+
+
 def judge(run_dir: Path, num_episodes: int) -> dict[str, float]:
     """The mean return of a policy on each site, on episodes that nobody was trained on."""
     policy = freerun.load_policy(run_dir)
@@ -162,14 +202,17 @@ def train(system: str, seed: int, options: Options, folder: Path) -> list[Traine
         config = settings(system, options, seed, len(SITES) * options.episodes)
         if system == "pooled-large":
             config["episodes_per_update"] *= len(SITES)
+        config |= recorded(system)
         MeasuredPPO.num_bytes = 0
         run_dir = finished(freerun.train(**{**config, "env": AllSites, "algo": MeasuredPPO}, run_dir=folder / "run"))
         found = [(system, run_dir, MeasuredPPO.num_bytes)]
     else:
+        strategy = system.removesuffix(NO_LAG)
         federation = FederationOptions(
             rounds=options.episodes // (SITE_SETTINGS["episodes_per_update"] * SHARING["updates_per_round"]),
-            strategy=system.removesuffix(NO_LAG),  # type: ignore[arg-type]
+            strategy=strategy,  # type: ignore[arg-type]
             **SHARING,
+            **OF_STRATEGY.get(strategy, {}),
         )
         sites = {
             name: make_config(
@@ -183,7 +226,7 @@ def train(system: str, seed: int, options: Options, folder: Path) -> list[Traine
         found = [(system, next(iter(result.run_dirs.values())), sum(of_rounds) + of_rounds[-1])]
     seconds = time.perf_counter() - began
     return [
-        Trained(name, seed, judge(run_dir, options.eval_episodes), num_bytes, seconds, versions())
+        Trained(name, seed, judge(run_dir, options.eval_episodes), num_bytes, seconds, versions(), recorded(system))
         for name, run_dir, num_bytes in found
     ]
 
@@ -193,7 +236,7 @@ def main() -> None:
     file = RunFile(options.output / "federation.json", Trained)
     for seed in options.seeds:
         for system in options.systems:
-            if any(run.seed == seed and run.system.partition(":")[0] == system for run in file.records):
+            if any(run.seed == seed and run.is_of(system) for run in file.records):
                 continue
             folder = Path(tempfile.mkdtemp(prefix="federation-"))
             file.records += train(system, seed, options, folder)
@@ -204,32 +247,42 @@ def main() -> None:
     write(file.records, options)
 
 
+def difference(means: Sequence[float], others: Sequence[float]) -> str:
+    """Say how far the mean of some seeds lies above that of others, with the standard error of the difference."""
+    if min(len(means), len(others)) < 2:
+        return "–"
+    error = math.sqrt(sum(statistics.variance(each) / len(each) for each in (means, others)))
+    return f"{statistics.fmean(means) - statistics.fmean(others):+.2f} ± {error:.2f}"
+
+
 def write(runs: Sequence[Trained], options: Options) -> None:
-    systems = list(dict.fromkeys(run.system for run in runs))
-    pooled = [run.num_bytes for run in runs if run.system == "pooled"]
+    rows = list(dict.fromkeys(run.row for run in runs))
+    pooled = [run for run in runs if run.system == "pooled"]
     lines = [
         "# One defender of four networks, by federated learning",
         "",
         f"Mean returns on {options.eval_episodes} fresh episodes of each site, and their mean over seeds; up to "
-        f"{options.episodes:,} episodes of training per site. `benchmarks/federation.py` says what the rows are, and "
-        "wrote this.",
+        f"{options.episodes:,} episodes of training per site. *Above `pooled`* is the difference of the means, and its "
+        "standard error over seeds. `benchmarks/federation.py` says what the rows are, and wrote this.",
         "",
         "| defender | seeds | "
         + " | ".join(f"{name}" for name in SITES)
-        + " | mean | lowest–highest | MB | of `pooled` |",
-        "| --- |" + " ---: |" * (len(SITES) + 5),
+        + " | mean | lowest–highest | above `pooled` | MB | of `pooled` |",
+        "| --- |" + " ---: |" * (len(SITES) + 6),
     ]
-    for system in systems:
-        found = [run for run in runs if run.system == system]
+    for row in rows:
+        found = [run for run in runs if run.row == row]
         scores = {name: statistics.fmean(run.scores[name] for run in found) for name in SITES}
-        means = [statistics.fmean(run.scores.values()) for run in found]
+        means = [run.mean for run in found]
         num_bytes = statistics.fmean(run.num_bytes for run in found)
-        share = f"{100 * num_bytes / statistics.fmean(pooled):.1f} %" if pooled and num_bytes else "–"
+        of_pooled = statistics.fmean(run.num_bytes for run in pooled) if pooled else 0.0
+        share = f"{100 * num_bytes / of_pooled:.1f} %" if num_bytes and of_pooled else "–"
+        above = "–" if row == "pooled" else difference(means, [run.mean for run in pooled])
         cells = [f"{score:.2f}" for score in scores.values()]
         spread = f"{min(means):.2f}–{max(means):.2f}"
         lines.append(
-            f"| {system} | {len(found)} | {' | '.join(cells)} | {statistics.fmean(means):.2f} | {spread} | "
-            f"{num_bytes / 1e6:.2f} | {share} |"
+            f"| {row} | {len(found)} | {' | '.join(cells)} | {statistics.fmean(means):.2f} | {spread} | "
+            f"{above} | {num_bytes / 1e6:.2f} | {share} |"
         )
     (options.output / "federation.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))

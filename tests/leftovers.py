@@ -43,7 +43,7 @@ class OutsideRun:
         self._shared: set[Path] = set()  # memory with a name that its processes have used
         self._family: dict[int, psutil.Process] = {}
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the object
-        words = [*command, *arguments, "--run-dir", str(run_dir)]
+        words = [*command, "--run-dir", str(run_dir), *arguments]
         variables = {**environment(), "TMPDIR": self._temporary}
         if is_preloaded:
             self.process = preloaded_python.Process(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from leftovers import OutsideRun
 
 if importlib.util.find_spec("flwr") is None:
     pytest.skip("Flower is not installed: make test-federated", allow_module_level=True)
@@ -116,11 +119,12 @@ def test_a_site_dies_and_returns_while_another_one_sends_garbage(tmp_path: Path)
     running = SiteProcesses(configs, {name: sockets[name] for name in configs})
     rounds: list[dict[str, Any]] = []
     try:
-        flower = FlowerProcess(tuple(sockets.values()), options, tmp_path / "federation")
-        try:
-            follow(flower, running, rounds.append)
-        finally:
-            flower.close()
+        with tempfile.TemporaryDirectory() as ray_folder:
+            flower = FlowerProcess(tuple(sockets.values()), options, tmp_path / "federation", Path(ray_folder))
+            try:
+                follow(flower, running, rounds.append)
+            finally:
+                flower.close()
         rogue.close()
     finally:
         running.close(are_told=len(rounds) == 6)
@@ -163,3 +167,20 @@ def test_a_site_that_cannot_begin_ends_the_federation(tmp_path: Path) -> None:
     config = make_config({**PPO, "env": "no_such_module:Env"})
     with pytest.raises(LearnerFailure, match=r"the site a has failed: .*no_such_module"):
         federate({"a": config}, FederationOptions(rounds=1), tmp_path / "federation")
+
+
+def test_a_kill_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    """Ray's agents would wait a minute for the others, and its files and our sockets would stay for ever."""
+    words = ["CartPole-v1", "--mode", "sequential", "--steps-per-update", "200", "--hidden-sizes", "8"]
+    words += ["--rounds", "1000", "--updates-per-round", "1", "--site", "a", "--site", "b"]
+    rounds = tmp_path / "federation" / "federation.jsonl"
+    with OutsideRun(words, tmp_path / "federation", ("-m", "freerun", "federate"), is_preloaded=False) as run:
+        deadline = time.monotonic() + 120
+        while not rounds.exists():
+            assert run.process.poll() is None, run.text
+            assert time.monotonic() < deadline, run.text
+            time.sleep(0.1)
+        assert any("raylet" in process.name() for process in run.family())
+        run.process.kill()
+        run.process.wait(10)
+        assert not run.left_after(seconds=10)

@@ -24,6 +24,7 @@ from freerun.settings.registry import find_algorithm
 from freerun.tools.federation.federation_options import FederationOptions
 from freerun.tools.federation.site_processes import SiteProcesses
 from freerun.transport import processes
+from freerun.transport.janitor import Janitor
 
 logger = logging.getLogger("freerun")
 
@@ -69,13 +70,16 @@ def federate(
     run_dirs = {name: folder / "sites" / name for name in sites}
     configs = {name: dataclasses.replace(config, run_dir=run_dirs[name], quiet=True) for name, config in sites.items()}
     options = dataclasses.replace(options, min_sites=options.min_sites or len(sites))
-    # Names of sockets must be short, so they lie in a temporary folder, which belongs to this user alone.
-    with tempfile.TemporaryDirectory(prefix="freerun-") as place:
-        sockets = {name: Path(place) / str(number) for number, name in enumerate(configs)}
+    # Names of sockets must be short, so they lie in a temporary folder, which belongs to this user alone. Ray's files
+    # are there, too: the janitor removes all of it, and what Ray has started, even if this process is killed.
+    place = Path(tempfile.mkdtemp(prefix="freerun-"))
+    janitor = Janitor(place)
+    try:
+        sockets = {name: place / str(number) for number, name in enumerate(configs)}
         running = SiteProcesses(configs, sockets)
         are_told = False
         try:
-            flower = FlowerProcess(tuple(sockets.values()), options, folder)
+            flower = FlowerProcess(tuple(sockets.values()), options, folder, place)
             try:
                 follow(flower, running, on_round)
                 are_told = True
@@ -83,6 +87,8 @@ def federate(
                 flower.close()
         finally:
             running.close(are_told)
+    finally:
+        janitor.clean_up()
     return FederationResult(folder, read_rounds(folder), run_dirs)
 
 
@@ -125,8 +131,9 @@ def follow(flower: FlowerProcess, running: SiteProcesses, on_round: Callable[[di
 class FlowerProcess:
     """Flower's simulation engine, in a process of its own: its logging, its threads and its Ray stay there."""
 
-    def __init__(self, sockets: tuple[Path, ...], options: FederationOptions, folder: Path):
-        payload = cloudpickle.dumps((sockets, options, folder.absolute()))
+    def __init__(self, sockets: tuple[Path, ...], options: FederationOptions, folder: Path, ray_folder: Path):
+        """`ray_folder` is for Ray's files. Its name must be short, for there are sockets among them."""
+        payload = cloudpickle.dumps((sockets, options, folder.absolute(), str(ray_folder)))
         with processes.environment(FLOWER_ENVIRONMENT):  # before it imports Flower
             self._process, self.connection = processes.start_server(_serve_flower, payload)
 
@@ -157,11 +164,11 @@ def _serve_flower(connection: Connection, payload: bytes) -> None:
     from freerun.tools.federation.server_app import make_server_app
 
     logging.getLogger("flwr").setLevel(logging.ERROR)  # rounds are reported by `on_round`
-    sockets, options, folder = cloudpickle.loads(payload)
+    sockets, options, folder, ray_folder = cloudpickle.loads(payload)
     server = make_server_app(options, folder, lambda figures: connection.send(("round", figures)))
     # A ClientApp only waits for its site, so all of them run at once, whatever the number of cores. A Ray that others
     # have started on this machine is left alone.
-    ray_arguments = {"address": "local", "num_cpus": len(sockets), "log_to_driver": False}
+    ray_arguments = {"address": "local", "num_cpus": len(sockets), "log_to_driver": False, "_temp_dir": ray_folder}
     backend = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         "init_args": {**ray_arguments, "logging_level": logging.ERROR},
