@@ -4,8 +4,8 @@ Each case is a preset. `freerun` is the whole command with all its outputs. `sb3
 many environments, each in a process of its own, and with the same steps per update, minibatches and epochs. Both train
 from the beginning for the same number of steps, and their speed is that of their last two thirds. `bare` is the limit:
 as many processes as there are workers, which only step, with random actions that the masks allow. The three take turns,
-and a ratio compares them within one repetition. Every finished run is kept in simulators.json; one that is measured
-again replaces the old one alone.
+and a ratio compares them within one repetition. Every finished run is kept in simulators.json, so an interrupted
+benchmark continues; `--again` replaces the runs that it names, and no others.
 
 make test-simulators    # makes the environment with the simulators
 build/simulators/bin/python benchmarks/simulators.py --cases sumo --repetitions 0 1 2
@@ -60,17 +60,17 @@ class Case:
 
 
 CASES = {
-    "sumo": Case("sumo-intersection", "SUMO, one crossing", 24_000),
-    "lightsim": Case("grid2op-case14", "grid2op, lightsim2grid", 16_000),
+    "sumo": Case("sumo-intersection", "SUMO, one crossing", 12_288),
+    "lightsim": Case("grid2op-case14", "grid2op, lightsim2grid", 12_288),
     # A step takes so long that an update has only a few.
     "pandapower": Case(
         "grid2op-case14",
         "grid2op, pandapower",
-        288,
+        192,
         {"steps_per_update": 48, "segment_steps": 6},
         {"backend": "pandapower"},
     ),
-    "atari": Case("atari-breakout", "Atari, Breakout", 5120),
+    "atari": Case("atari-breakout", "Atari, Breakout", 4096),
     "uncached": Case(
         "grid2op-case14", "grid2op, lightsim2grid, `cache_series False`", 0, {}, {"cache_series": False}, True
     ),
@@ -84,6 +84,8 @@ class Options:
     num_workers: tuple[int, ...] = (2, 8)
     repetitions: tuple[int, ...] = (0, 1, 2)
     """The numbers of the repetitions to measure now."""
+    again: bool = False
+    """Measure runs again that are there already."""
     alone: bool = False
     """Say that nothing else runs on the machine."""
     output: Path = Path(__file__).parent / "results" / "simulators"
@@ -272,11 +274,14 @@ def report(records: Sequence[SimulatorRun]) -> str:
 
 def main(options: Options) -> None:
     file = RunFile(options.output / "simulators.json", SimulatorRun)
+    done = {(one.case, one.num_workers, one.system, one.repetition) for one in file.records if not options.again}
     for repetition in () if options.report_only else options.repetitions:
         for name in options.cases:
             case = CASES[name]
             for num_workers in options.num_workers[:1] if case.is_bare_only else options.num_workers:
                 for system in SYSTEMS[:1] if case.is_bare_only else SYSTEMS:
+                    if (name, num_workers, system, repetition) in done:
+                        continue
                     speed = MEASURES[system](case, num_workers, repetition)
                     today = datetime.now(UTC).date().isoformat()
                     run = SimulatorRun(name, num_workers, system, repetition, *speed, options.alone, today)

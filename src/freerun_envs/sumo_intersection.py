@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,10 @@ SUMO = RequiredPackage("sumo_rl", "SUMO, libsumo and sumo-rl", "sumo", also=("su
 CROSSING = Path("nets", "2way-single-intersection")
 QUIET = "--no-step-log --duration-log.disable"
 
-_playing: weakref.ref[Intersection] | None = None
-"""The environment that has this process's only simulation. libsumo is a library with global state: a second simulation
-takes the place of the first, whose environment would then read the wrong one."""
+_playing: Any = None
+"""The environment of sumo-rl that has this process's only simulation. libsumo is a library with global state: a second
+simulation takes the place of the first, whose environment would then read the wrong one. This is a strong reference,
+because sumo-rl's environments end the simulation of the process, whosever it is, when they are collected as garbage."""
 
 
 class Intersection(gymnasium.Env[FloatArray, np.int64]):
@@ -62,6 +62,8 @@ class Intersection(gymnasium.Env[FloatArray, np.int64]):
         for name, file in files.items():
             if not Path(file).is_file():
                 raise UserError(f"there is no {name} {file}")
+        if reward_fn not in (known := sumo_rl.TrafficSignal.reward_fns):
+            raise UserError(f"there is no reward_fn {reward_fn!r}: choose {' or '.join(known)}")
         _end_simulation()  # for this begins one, to look at the net
         self._sumo: Any = sumo_rl.SumoEnvironment(
             **files,
@@ -91,11 +93,11 @@ class Intersection(gymnasium.Env[FloatArray, np.int64]):
         _end_simulation()
         # SUMO takes signed numbers of 32 bits, while Gymnasium's seeds may be longer.
         obs, _ = self._sumo.reset(seed=int(self.np_random.integers(2**31)))
-        _playing = weakref.ref(self)
+        _playing = self._sumo
         return obs, {}
 
     def step(self, action: np.int64) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
-        if _playing is None or _playing() is not self:
+        if _playing is not self._sumo:
             raise UserError(
                 "SUMO has one simulation per process, and another environment plays in this one: give "
                 "--envs-per-worker 1, in a mode whose workers are processes (freerun, pipes, executor, ray, sync)"
@@ -112,17 +114,16 @@ class Intersection(gymnasium.Env[FloatArray, np.int64]):
         return masks
 
     def close(self) -> None:
-        if _playing is not None and _playing() is self:
+        if _playing is self._sumo:
             _end_simulation()
 
 
 def _end_simulation() -> None:
     """End the simulation of this process if there is one, so that another can begin."""
     global _playing
-    playing = _playing() if _playing is not None else None
-    _playing = None
-    if playing is not None:
-        playing._sumo.close()
+    if _playing is not None:
+        _playing.close()
+        _playing = None
 
 
 def _import_sumo_rl() -> Any:

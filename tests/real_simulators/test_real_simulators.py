@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import math
@@ -122,11 +123,14 @@ def test_a_seed_gives_the_same_episode_again(simulator: Simulator) -> None:
 @pytest.mark.parametrize("name", ["sumo", "lightsim2grid"])
 def test_two_workers_play_the_episodes_of_one_process(name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"total_episodes": 4, "episodes_per_update": 2, "deterministic": True, "quiet": True}
-    settings |= {"preset": SIMULATORS[name].preset, "segment_steps": 0}
+    preset = SIMULATORS[name].preset
+    settings["preset"] = preset
     if name == "sumo":
         settings["env_args"] = {"num_seconds": 200}
     runs = [
-        freerun.train(mode=mode, num_workers=num_workers, run_dir=tmp_path / mode, **settings)
+        freerun.train(
+            PRESETS[preset].settings["env"], mode=mode, num_workers=num_workers, run_dir=tmp_path / mode, **settings
+        )
         for mode, num_workers in (("sequential", 1), ("freerun", 2))
     ]
     np.testing.assert_array_equal(runs[0].policy.weights, runs[1].policy.weights)
@@ -152,7 +156,7 @@ def test_several_simulations_per_worker_are_refused(tmp_path: Path, capsys: pyte
 def test_sumo_evaluates_between_the_episodes_of_the_same_process(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"mode": "sequential", "eval_every": 80, "eval_episodes": 1, "quiet": True}
     settings |= {"total_steps": 160, "steps_per_update": 80, "env_args": {"num_seconds": 200}}
-    result = freerun.train(preset="sumo-intersection", run_dir=tmp_path / "run", **settings)
+    result = freerun.train("sumo/Intersection-v0", run_dir=tmp_path / "run", **settings)
     assert result.summary["env_steps"] == 160
 
 
@@ -182,6 +186,19 @@ def test_sumo_refuses_a_net_of_several_lights_and_files_that_are_not_there() -> 
         make("sumo/Intersection-v0", net_file="nowhere.xml", route_file=routes)
     with pytest.raises(UserError, match="give net_file and route_file, or neither"):
         make("sumo/Intersection-v0", route_file=routes)
+    with pytest.raises(UserError, match="there is no reward_fn 'joy': choose diff-waiting-time or"):
+        make("sumo/Intersection-v0", reward_fn="joy")
+
+
+def test_an_environment_that_was_never_closed_does_not_end_the_simulation_of_the_next() -> None:
+    forgotten = SIMULATORS["sumo"].make_env()
+    forgotten.reset(seed=0)
+    env = SIMULATORS["sumo"].make_env()
+    env.reset(seed=0)
+    del forgotten
+    gc.collect()
+    assert not env.step(np.int64(0))[3]
+    env.close()
 
 
 def test_the_mask_of_grid2op_forbids_exactly_what_its_rules_call_illegal() -> None:

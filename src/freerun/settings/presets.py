@@ -162,7 +162,7 @@ PRESETS = {
     ),
     "grid2op-case14": Preset(
         "the operator of a power grid with 14 substations in grid2op (freerun[grid2op])",
-        {"env": "grid2op/PowerGrid-v0", "total_steps": 200_000, "segment_steps": 128},
+        {"env": "grid2op/PowerGrid-v0", "total_steps": 200_000},
     ),
     "atari-breakout": Preset(
         "Breakout from pixels, with settings that are usual for Atari games (freerun[atari])",
@@ -171,7 +171,6 @@ PRESETS = {
             "wrap": "atari",
             "total_steps": 10_000_000,
             "num_workers": 8,
-            "segment_steps": 128,
             "steps_per_update": 1024,
             "minibatch_size": 256,
             "num_epochs": 4,
