@@ -149,5 +149,6 @@ def _make(grid: str, backend: str, downloaded: bool, cache_series: bool) -> Any:
         except grid2op.Exceptions.Grid2OpException as error:
             raise UserError(f"grid2op cannot make the grid {grid!r}: {error}") from None
     if cache_series:
-        made.chronics_handler.reset()  # which reads them all
+        made.chronics_handler.set_filter(lambda _: True)  # its own one keeps a single series
+        made.chronics_handler.reset()  # which reads them
     return made
