@@ -18,8 +18,8 @@ from freerun.core import FloatArray, RequiredPackage, UserError
 GRID2OP = RequiredPackage("grid2op", "grid2op", "grid2op")
 LIGHTSIM = RequiredPackage("lightsim2grid", "grid2op with lightsim2grid", "grid2op", also=("grid2op",))
 BACKENDS = {"lightsim2grid": LIGHTSIM, "pandapower": GRID2OP}
-COOLDOWN_SCALE = 10.0
-"""A line that was overloaded for too long stays off for 10 steps, and no cooldown is longer."""
+REST_STEPS = 10.0
+"""A line that was overloaded for too long stays off for 10 steps. Only maintenance, in larger grids, takes longer."""
 LOAD_SCALE_MW = 100.0
 
 
@@ -122,9 +122,9 @@ class PowerGrid(gymnasium.Env[FloatArray, np.int64]):
             seen.load_p / LOAD_SCALE_MW,
             # -1: off, 0: the first bus, 1: the second.
             np.where(seen.topo_vect < 0, -1, seen.topo_vect - 1),
-            seen.timestep_overflow / COOLDOWN_SCALE,
-            seen.time_before_cooldown_line / COOLDOWN_SCALE,
-            seen.time_before_cooldown_sub / COOLDOWN_SCALE,
+            np.minimum(seen.timestep_overflow / REST_STEPS, 1),
+            np.minimum(seen.time_before_cooldown_line / REST_STEPS, 1),
+            np.minimum(seen.time_before_cooldown_sub / REST_STEPS, 1),
         )
         return np.concatenate(parts).astype(np.float32)
 

@@ -254,6 +254,14 @@ def test_the_cache_of_time_series_changes_no_episode() -> None:
     assert all(np.array_equal(one, other) for one, other in zip(*episodes, strict=True))
 
 
+def test_another_grid_has_its_own_spaces() -> None:
+    """Case 5 has 8 lines, 2 generators, 3 loads, 21 elements with a bus, and 5 substations."""
+    env = GymnasiumFactory("grid2op/PowerGrid-v0", {"grid": "rte_case5_example"}).make_one().env
+    assert env.observation_space.shape == (8 + 2 + 3 + 21 + 2 * 8 + 5,)
+    assert len(play(env, 1, 20)) > 1
+    env.close()
+
+
 def test_an_unknown_grid_or_backend_is_refused() -> None:
     with pytest.raises(UserError, match="grid2op cannot make the grid 'atlantis'"):
         GymnasiumFactory("grid2op/PowerGrid-v0", {"grid": "atlantis"})
