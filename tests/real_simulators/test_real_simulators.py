@@ -149,6 +149,10 @@ def test_check_env_has_nothing_to_mend_in_grid2op() -> None:
     assert all(one.good for one in check("grid2op/PowerGrid-v0", {}))
 
 
+def test_check_env_is_content_with_an_atari_game() -> None:
+    assert all(one.level == "ok" for one in check("ale_py:ALE/Breakout-v5", {}, num_episodes=1))
+
+
 def test_several_simulations_per_worker_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--num-workers", "2", "--envs-per-worker", "2", "--total-steps", "400", "--run-dir", str(tmp_path / "run"))
     assert main(["train", "--preset", "sumo-intersection", *flags]) == 2
