@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,14 +31,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import tyro
-from run_file import RunFile, others_beside, versions
+from run_file import RunFile, versions
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.settings.presets import PRESETS
-from freerun.tools.bench.load_meter import processor
+from freerun.tools.bench.load_meter import BUSY_FIELDS, processor
 
-BARE_SECONDS = 5.0
+BARE_SECONDS = 4.0
 SLOWEST_SECONDS = 150.0
 """A measurement that takes longer has failed."""
 SYSTEMS = ("bare", "freerun", "sb3")
@@ -60,8 +63,8 @@ class Case:
 
 
 CASES = {
-    "sumo": Case("sumo-intersection", "SUMO, one crossing", 12_288),
-    "lightsim": Case("grid2op-case14", "grid2op, lightsim2grid", 12_288),
+    "sumo": Case("sumo-intersection", "SUMO, one crossing", 8192),
+    "lightsim": Case("grid2op-case14", "grid2op, lightsim2grid", 8192),
     # A step takes so long that an update has only a few.
     "pandapower": Case(
         "grid2op-case14",
@@ -86,8 +89,6 @@ class Options:
     """The numbers of the repetitions to measure now."""
     again: bool = False
     """Measure runs again that are there already."""
-    alone: bool = False
-    """Say that nothing else runs on the machine."""
     output: Path = Path(__file__).parent / "results" / "simulators"
     """Folder for simulators.json and .md."""
     report_only: bool = False
@@ -104,8 +105,46 @@ class SimulatorRun:
     step_ms: float
     """The mean of a step and of a reset in one process of `bare`, while the others run; 0 for other systems."""
     reset_ms: float
-    alone: bool
+    others_percent: float
+    """The share of all cores that other programs used during this run."""
     date: str
+
+
+class OthersMeter(threading.Thread):
+    """Measures what other programs use of all cores. Own are the processes of this interpreter, also those that end."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._ended = threading.Event()
+        self._own_seconds: dict[int, float] = {}
+        self._sample()
+        self._began, self._busy, self._own = time.perf_counter(), self._busy_seconds(), self._own_total()
+        self.start()
+
+    def run(self) -> None:
+        while not self._ended.wait(0.5):  # often enough to see nearly all of what a process uses before it ends
+            self._sample()
+
+    def read_percent(self) -> float:
+        self._ended.set()
+        self.join()
+        self._sample()
+        core_seconds = (time.perf_counter() - self._began) * (os.cpu_count() or 1)
+        others = (self._busy_seconds() - self._busy) - (self._own_total() - self._own)
+        return 100 * max(0.0, others) / core_seconds
+
+    def _own_total(self) -> float:
+        return sum(self._own_seconds.values())
+
+    def _sample(self) -> None:
+        for process in psutil.process_iter(["cmdline", "cpu_times"]):
+            if (process.info["cmdline"] or [""])[0] == sys.executable:
+                self._own_seconds[process.pid] = process.info["cpu_times"].user + process.info["cpu_times"].system
+
+    @staticmethod
+    def _busy_seconds() -> float:
+        times = psutil.cpu_times()
+        return sum(getattr(times, name, 0.0) for name in BUSY_FIELDS)
 
 
 Speed = tuple[float, float, float]
@@ -234,10 +273,11 @@ def report(records: Sequence[SimulatorRun]) -> str:
         "Steps per second of whole trainings with PPO: median (lowest – highest). `bare` are as many processes that "
         "only step, with random actions. `sb3` is Stable-Baselines3's PPO on its SubprocVecEnv. Both trainings have "
         "the preset's steps per update, minibatches and epochs; freerun's policies keep to masks, which SB3's PPO does "
-        "not have. Ratios compare runs within one repetition. `benchmarks/simulators.py` wrote this.",
+        "not have. Ratios compare runs within one repetition. `others` is the share of all cores that other programs "
+        "used meanwhile. `benchmarks/simulators.py` wrote this.",
         "",
-        "| simulator | workers | `bare` | freerun | sb3 | freerun / `bare` | freerun / sb3 | repetitions |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| simulator | workers | `bare` | freerun | sb3 | freerun / `bare` | freerun / sb3 | repetitions | others |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     costs = [
         "",
@@ -261,15 +301,17 @@ def report(records: Sequence[SimulatorRun]) -> str:
                 bare, ours, theirs = ([speeds[system][k].steps_per_second for k in whole] for system in SYSTEMS)
                 of_bare = [one / other for one, other in zip(ours, bare, strict=True)]
                 of_sb3 = [one / other for one, other in zip(ours, theirs, strict=True)]
+                beside = [speeds[system][k].others_percent for system in SYSTEMS for k in whole]
+                others = f"{statistics.median(beside):.0f} % (up to {max(beside):.0f} %)"
                 cells = [spread(values, ",.0f") for values in (bare, ours, theirs)]
-                cells += [spread(of_bare, ".0%"), spread(of_sb3, ".2f"), str(len(whole))]
+                cells += [spread(of_bare, ".0%"), spread(of_sb3, ".2f"), str(len(whole)), others]
                 lines.append(f"| {case.about} | {num_workers} | {' | '.join(cells)} |")
     lines += ["", "What steps and resets take, in a process of `bare` (medians of the repetitions):"]
     found = {**versions(), **{name: version(name) for name in SIMULATOR_PACKAGES}}
     about = ", ".join(f"{name} {number}" for name, number in found.items())
     days = sorted({one.date for one in records})
     when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    return "\n".join([*lines, *costs, "", f"{others_beside(records)} {when}; {processor()}; {about}."]) + "\n"
+    return "\n".join([*lines, *costs, "", f"{when}; {processor()}; {about}."]) + "\n"
 
 
 def main(options: Options) -> None:
@@ -282,11 +324,15 @@ def main(options: Options) -> None:
                 for system in SYSTEMS[:1] if case.is_bare_only else SYSTEMS:
                     if (name, num_workers, system, repetition) in done:
                         continue
+                    meter = OthersMeter()
                     speed = MEASURES[system](case, num_workers, repetition)
+                    others = meter.read_percent()
                     today = datetime.now(UTC).date().isoformat()
-                    run = SimulatorRun(name, num_workers, system, repetition, *speed, options.alone, today)
+                    run = SimulatorRun(name, num_workers, system, repetition, *speed, others, today)
                     file.replace(run, "case", "num_workers", "system", "repetition")
-                    print(f"{name} × {num_workers}, {system}: {speed[0]:,.0f} steps/s", flush=True)
+                    print(
+                        f"{name} × {num_workers}, {system}: {speed[0]:,.0f} steps/s, others {others:.0f} %", flush=True
+                    )
     text = report(file.records)
     (options.output / "simulators.md").write_text(text, encoding="utf-8")
     print(text)
