@@ -6,9 +6,10 @@ INSTALLED := $(VENV)/.installed
 ISAAC := build/isaac
 MJLAB := build/mjlab
 FEDERATED := build/federated
+SIMULATORS := build/simulators
 ISAAC_PYTHON ?= python3.12
 
-.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac test-mjlab test-federated check format bench docs clean
+.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac test-mjlab test-federated test-simulators check format bench docs clean
 
 # A defender of a network: it beats one that restores on sight within a minute.
 train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
@@ -75,6 +76,16 @@ $(FEDERATED)/.installed: tests/real_flower/requirements.txt
 	$(PYTHON) -m venv $(FEDERATED)
 	$(FEDERATED)/bin/pip install -q torch==2.13.0
 	$(FEDERATED)/bin/pip install -q -r tests/real_flower/requirements.txt
+	touch $@
+
+# The presets of real simulators: traffic in SUMO, the power grid in grid2op, Atari.
+test-simulators: $(SIMULATORS)/.installed
+	PYTHONPATH=src $(SIMULATORS)/bin/python -m pytest -W default -o timeout=600 tests/real_simulators tests/adapters/test_env_wrappers.py
+
+$(SIMULATORS)/.installed: tests/real_simulators/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(SIMULATORS)
+	$(SIMULATORS)/bin/pip install -q -c constraints.txt torch==2.13.0
+	$(SIMULATORS)/bin/pip install -q -c constraints.txt -r tests/real_simulators/requirements.txt
 	touch $@
 
 check: $(INSTALLED)

@@ -62,6 +62,20 @@ def test_callables_can_be_lambdas() -> None:
     assert isinstance(factory.spec.action_space, spaces.Discrete)
 
 
+class AsksForHelp(toy_envs.DictObs):
+    """Says itself what its user must do, once it is stepped."""
+
+    def step(self, action: Any) -> Any:
+        raise UserError("this simulator needs --envs-per-worker 1")
+
+
+def test_what_an_environment_asks_of_its_user_is_said_as_it_is() -> None:
+    env = GymnasiumFactory(AsksForHelp).make(1)
+    env.reset([0])
+    with pytest.raises(UserError, match=r"^this simulator needs --envs-per-worker 1$"):
+        env.step(np.zeros(1, np.int64))
+
+
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*args: object, **kwargs: object) -> None:
         raise gymnasium.error.DependencyNotInstalled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -43,6 +44,21 @@ def test_flags_override_presets(tmp_path: Path) -> None:
     assert config["env"] == "InvertedPendulum-v5"
     assert config["learning_starts"] == 50
     assert config["hidden_sizes"] == [64, 64]
+
+
+SIMULATORS = {"sumo-intersection": "sumo_rl", "grid2op-case14": "grid2op", "atari-breakout": "ale_py"}
+
+
+@pytest.mark.parametrize(("preset", "module"), SIMULATORS.items())
+def test_a_preset_whose_simulator_is_missing_says_what_to_install(
+    preset: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if importlib.util.find_spec(module) is not None:
+        pytest.skip(f"{module} is installed")
+    assert main(["train", "--preset", preset, "--run-dir", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"pip install 'freerun[{preset.split('-')[0]}]'" in said
 
 
 def test_presets_serve_python_too(tmp_path: Path) -> None:

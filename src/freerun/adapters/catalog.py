@@ -23,6 +23,14 @@ BUILT_IN = {
         "freerun_envs.t_maze:TMaze",
         "2 observations, 3 actions: a signal at the entrance says which way to turn at the end; needs a --memory",
     ),
+    "sumo/Intersection-v0": (
+        "freerun_envs.sumo_intersection:Intersection",
+        "21 observations, 4 actions: the traffic light of a crossing in SUMO (freerun[sumo]; docs/simulators.md)",
+    ),
+    "grid2op/PowerGrid-v0": (
+        "freerun_envs.power_grid:PowerGrid",
+        "148 observations, 199 actions: a power grid of 14 substations (freerun[grid2op]; docs/simulators.md)",
+    ),
     "cyborg/CAGE2-v0": (
         "freerun.adapters.cyborg:CAGE2",
         "CAGE challenge 2 in your own copy of CybORG (cyborg_path): the same numbers, the original simulator",

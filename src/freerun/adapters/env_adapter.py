@@ -104,6 +104,8 @@ class EnvAdapter(gymnasium.Wrapper[Any, Any, Any, Any]):
         return array
 
     def _failure(self, doing: str, error: Exception) -> Exception:
+        if isinstance(error, UserError):  # the environment itself says what to do, and a restart would not help
+            return error
         if (found := _misread_by_gymnasium(doing, error)) is not None:
             return UserError(_wrong_result(doing, found))
         return EnvFailure(

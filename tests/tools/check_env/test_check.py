@@ -277,6 +277,21 @@ class Shared(Walk):
         return result
 
 
+class OneAtATime(Walk):
+    """Refuses to step while another environment of its process plays, as a simulator with global state must."""
+
+    playing: ClassVar[list[object]] = [None]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.playing[0] = self
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        if self.playing[0] is not self:
+            raise UserError("one simulation per process: give --envs-per-worker 1")
+        return super().step(action)
+
+
 class NoChance(Walk):
     def draw(self) -> float:
         return 0.5
@@ -409,6 +424,7 @@ def findings_of(env: str | EnvClass, topic: str, num_episodes: int = 3) -> list[
         (GlobalRandom, "seeding", "problem", "global generator", "self.np_random"),
         (Forgetful, "seeding", "problem", "depends on those before it", "anew in reset()"),
         (Shared, "seeding", "problem", "disturb each other", "keep state in self"),
+        (OneAtATime, "seeding", "warning", "refused: one simulation per process", "give each worker one"),
         (NoChance, "seeding", "warning", "another seed gives the same episode", "self.np_random"),
         (NeverEnds, "endings", "problem", "no episode ended within 10,000 steps", "--max-episode-steps"),
         (TerminatesOnTime, "endings", "warning", "exactly 12 steps", "truncated=True"),

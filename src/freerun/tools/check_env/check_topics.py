@@ -199,13 +199,24 @@ def check_seeding(checked: CheckedEnv) -> Iterator[Verdict]:
         yield "problem", f"{found}: {differs}", SEED
     elif differs := difference(first, replay(checked.env, first)):
         yield "problem", f"an episode depends on those before it: {differs}", "set everything anew in reset()"
-    elif differs := difference(first, replay_interleaved(checked.player, other_seed, second, first)):
-        found = f"two environments in one process disturb each other: {differs}"
-        yield "problem", found, "keep state in self, not in the class or the module"
+    elif verdict := _beside_another(checked, other_seed, second):
+        yield verdict
     elif difference(first, replay(checked.env, first, other_seed)) is None:
         yield "warning", "another seed gives the same episode", f"unless that is meant, {SEED}"
     else:
         yield "ok", "a seed decides its episode: in a new environment, in a used one, beside another one", ""
+
+
+def _beside_another(checked: CheckedEnv, other_seed: int, second: Env) -> Verdict | None:
+    """Play an episode again while another environment plays in the same process, and say what went wrong."""
+    try:
+        differs = difference(checked.first, replay_interleaved(checked.player, other_seed, second, checked.first))
+    except UserError as refusal:
+        return "warning", f"two environments in one process are refused: {refusal}", "give each worker one of them"
+    if differs is None:
+        return None
+    found = f"two environments in one process disturb each other: {differs}"
+    return "problem", found, "keep state in self, not in the class or the module"
 
 
 def check_endings(checked: CheckedEnv) -> Iterator[Verdict]:
