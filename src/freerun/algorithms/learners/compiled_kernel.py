@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -19,6 +20,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 from typing import ClassVar
+
+logger = logging.getLogger("freerun")
 
 SOURCE, HEADER = (Path(__file__).with_name(name) for name in ("kernel.c", "mlp.h"))
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
@@ -87,7 +90,9 @@ def compiled_kernel() -> Kernel | None:
     """The kernel of this machine, or None where it cannot be compiled."""
     try:
         return Kernel(_load())
-    except (OSError, subprocess.SubprocessError, RuntimeError):
+    except (OSError, subprocess.SubprocessError, RuntimeError) as failure:
+        # It is no fault: many machines have no compiler, and numpy computes the same.
+        logger.info("there is no compiled kernel, so numpy computes gradients: %s", failure)
         return None
 
 
