@@ -216,10 +216,11 @@ def run_all(options: Options) -> None:
             write(samples, options.output)  # what is measured so far is not lost when the rest is cut short
 
 
-def read(path: Path) -> dict[Case, list[Figures]]:
-    """What was measured before: further runs add to it."""
+def read(file: ResultFile) -> dict[Case, list[Figures]]:
+    """What was measured before: further runs with the same sources add to it."""
     samples = {}
-    for case in json.loads(path.read_text())["cases"] if path.exists() else ():
+    for found in file.content["cases"]:
+        case = dict(found)
         taken = case.pop("samples")
         samples[Case(**case)] = [Figures(**sample) for sample in taken]
     return samples
