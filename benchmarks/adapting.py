@@ -266,7 +266,9 @@ def kept(file: ResultFile) -> dict[str, Result]:
 
 
 def open_results(folder: Path) -> ResultFile:
-    return ResultFile(folder / "adapting.json", {"results": []}, lambda found: [one["case"] for one in found["results"]])
+    return ResultFile(
+        folder / "adapting.json", {"results": []}, lambda found: [one["case"] for one in found["results"]]
+    )
 
 
 def write_reports(folder: Path) -> str:

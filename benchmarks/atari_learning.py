@@ -24,11 +24,10 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
-from run_file import RunFile, versions
+from run_file import RunFile, write_report
 
 import freerun
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
-from freerun.tools.bench.load_meter import processor
 
 NUM_ENVS, STEPS_PER_ENV, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 LEARNING_RATE, CLIP_RANGE, ENTROPY_COEF, VALUE_COEF = 2.5e-4, 0.1, 0.01, 0.5
@@ -204,9 +203,13 @@ def report(records: list[ImageRun]) -> str:
                     f"| {game} | {steps:,} | {device} | {system} | {len(found)} | {statistics.median(returns):.2f} | "
                     f"{min(returns):.2f} | {max(returns):.2f} | {statistics.median(seconds):.0f} s |"
                 )
-    about = ", ".join(f"{name} {version}" for name, version in versions().items())
-    lines += ["", f"Others may have used the machine at the same time. {processor()}; {about}."]
+    lines += ["", "Others may have used the machine at the same time."]
     return "\n".join(lines) + "\n"
+
+
+def write_reports(folder: Path) -> str:
+    file = RunFile(folder / "atari_learning.json", ImageRun)
+    return write_report(folder / "atari_learning.md", report(file.records), file.stamped())
 
 
 def main(options: Options) -> None:
@@ -226,10 +229,7 @@ def main(options: Options) -> None:
             file.records.append(run)
             file.save()
             print(f"{system}, seed {seed}: return {run.mean_return:.2f} after {seconds:.0f} s", flush=True)
-    options.output.mkdir(parents=True, exist_ok=True)
-    text = report(file.records)
-    (options.output / "atari_learning.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

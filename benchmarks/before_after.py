@@ -8,15 +8,11 @@ other instead. A ratio above 1 means that the new checkout is faster.
 from __future__ import annotations
 
 import contextlib
-import json
-import platform
 import shlex
 import statistics
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import tyro
 from run_file import ResultFile, write_report
 from turn_taking import TURN_SECONDS, Training, take_turns
@@ -73,9 +69,9 @@ def measure(workload: str, options: Options, new_first: bool) -> list[float]:
     return rates[::-1] if new_first else rates
 
 
-def table(results: dict[str, list[list[float]]], seconds: float) -> str:
+def table(results: dict[str, list[list[float]]]) -> str:
     lines = [
-        f"{seconds:g} s of training per run; median rates; mean ratio of pairs of runs, lowest and highest.",
+        "Median rates of training; mean ratio of pairs of runs, lowest and highest.",
         "",
         "| workload | before (steps/s) | after (steps/s) | ratio | pairs |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -91,7 +87,7 @@ def table(results: dict[str, list[list[float]]], seconds: float) -> str:
 
 def write_reports(folder: Path) -> str:
     file = ResultFile(folder / "before_after.json", {})
-    return write_report(folder / "before_after.md", table(file.content, Options.seconds), file.stamped())
+    return write_report(folder / "before_after.md", table(file.content), file.stamped())
 
 
 def main() -> None:

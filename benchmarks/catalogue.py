@@ -20,7 +20,11 @@ SAC = ("src/freerun/algorithms/learners", "src/freerun/algorithms/policies", "sr
 MBPO = (*SAC, "src/freerun/algorithms/mbpo")
 TRAINING = (*COLLECTING, *PPO, "src/freerun/settings/defaults.py")
 TENSORS = (*TRAINING, "src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_physics.py")
-DEFENCE = ("src/freerun_envs/network_defence.py", "src/freerun_envs/network_red.py", "src/freerun_envs/single_network.py")
+DEFENCE = (
+    "src/freerun_envs/network_defence.py",
+    "src/freerun_envs/network_red.py",
+    "src/freerun_envs/single_network.py",
+)
 RUNNERS = ("benchmarks/peer_runners",)
 
 
@@ -68,7 +72,10 @@ BENCHMARKS = {
         flags="--run --again",
     ),
     "memory_defence": Benchmark((*TRAINING, *DEFENCE)),
-    "memory_learning": Benchmark((*TRAINING, "src/freerun_envs/t_maze.py")),
+    "memory_learning": Benchmark(
+        (*TRAINING, "src/freerun_envs/t_maze.py"),
+        ("memory_learning/memory_learning.json", "memory_learning/actor_costs.json"),
+    ),
     "network_defence": Benchmark((*DEFENCE, "benchmarks/network_defence_cyborg.py")),
     "overhead": Benchmark(COLLECTING),
     "overlap": Benchmark((*COLLECTING, *SAC), flags="--output benchmarks/results/overlap"),
@@ -90,7 +97,10 @@ BENCHMARKS = {
     ),
     "timeline": Benchmark((*TRAINING, "src/freerun/telemetry")),
     "watching": Benchmark((*TRAINING, "src/freerun/telemetry", "src/freerun/tools/watch")),
-    "workflow_search": Benchmark((*TRAINING, *DEFENCE, "src/freerun/tools/workflow_search")),
+    "workflow_search": Benchmark(
+        (*TRAINING, *DEFENCE, "src/freerun/tools/workflow_search"),
+        ("workflow_search/workflow_search.json", "workflow_search/searches.json"),
+    ),
 }
 
 

@@ -6,7 +6,6 @@ Episodes of 100 random actions, the same ones for both, taken in turns; the resu
 from __future__ import annotations
 
 import importlib
-import os
 import platform
 import random
 import statistics

@@ -25,13 +25,15 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parent))  # where this module is imported by a test
 from catalogue import BENCHMARKS, REPOSITORY, RESULTS, fingerprint, result_files, sources_of
-from not_measured import NOT_MEASURED
 from run_file import stamps_in
 
 NUMBER = r"[−+-]?\d(?:[\d,]*\d)?(?:\.\d+)?"
 MARK = re.compile(rf"({NUMBER})<!--=(.+?)-->")
 BLOCK = re.compile(r"(<!-- figure: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-UNIT = r"(?:×|%|(?:million |times as many )?steps?(?:/s| a second| per second)|times|seconds?|minutes?|hours?|[µm]?s\b|[KMG]i?B\b)"
+UNIT = (
+    r"(?:×|%|(?:million |times as many )?steps?(?:/s| a second| per second)|times|seconds?|minutes?|hours?|[µm]?s\b"
+    r"|[KMG]i?B\b)"
+)
 NOT_IN_SENTENCES = re.compile(r"^ *```.*?^ *```|`[^`\n]*`|(?<=\])\([^)\n]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
 NO_JSON = {"chaos": "tests/chaos.py prints its table, which was written down", "timeline": "its runs were not kept"}
 """Pages of results that cannot be written again yet, and why."""
@@ -145,13 +147,13 @@ def scaling_table(number: int) -> Callable[[], str]:
 
     def copy() -> str:
         text = (RESULTS / "scaling" / "scaling.md").read_text(encoding="utf-8")
-        return re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[number].strip()
+        return str(re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[number]).strip()
 
     return copy
 
 
 def scaling_simulated() -> str:
-    """A line for each simulated cluster: steps per second, efficiency and what is saturated, by the number of workers."""
+    """A line for each simulated cluster, by the number of workers: steps per second, efficiency, what is saturated."""
     rows = [row for row in page_of("scaling") if "workers" in row.cells]
     numbers = list(dict.fromkeys(row.cells["workers"] for row in rows))
     lines = [
@@ -258,8 +260,9 @@ def stale() -> Iterator[str]:
             wanted = fingerprint(sources_of(path))
             without = sum(known is None for _, known in stamped)
             old = [row for row, known in stamped if known is not None and known["sources"] != wanted]
-            if without or not stamped:
-                yield f"{path.parent.name}: {f'{without} rows' if without else 'all rows'} without fingerprint; {command}"
+            if without:
+                rows = "all rows" if without == len(stamped) else f"{without} rows"
+                yield f"{path.parent.name}: {rows} without fingerprint; {command}"
             if old:
                 yield f"{path.parent.name}: other sources for {', '.join(dict.fromkeys(old))}; {command}"
 

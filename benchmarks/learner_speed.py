@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
-from run_file import ResultFile, merge, write_report
 from gymnasium import spaces
+from run_file import ResultFile, merge, write_report
 
 from freerun.algorithms.mbpo.mbpo import MBPO
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig

@@ -6,7 +6,6 @@ the first part of the same episodes: nothing in them depends on when they end.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import platform
@@ -19,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import tyro
-from run_file import ResultFile, write_report
 from network_defence_cyborg import DiceReport, Simulator, replay
 from numpy.typing import NDArray
+from run_file import ResultFile, write_report
 
 from freerun_envs.defenders import DEFENDERS
 from freerun_envs.network_actions import ACTION_NAMES

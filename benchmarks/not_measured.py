@@ -1,4 +1,4 @@
-"""Numbers with a unit in README.md and docs/ that are no measurements of ours, by page: phrases, and why they are none."""
+"""Numbers of README.md and docs/ that look measured and are not: phrases of each page, and why they may stand there."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ processes on this machine's cores, where caches are cold at every step (the mean
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import platform

@@ -306,7 +306,8 @@ def environments(workload: Workload) -> str:
 def row(case: dict[str, Any], bare: float | None) -> str:
     share = f"{100 * median(case, 'steps_per_second') / bare:.0f} %" if bare else "–"
     return (
-        f"| `{case['system']}` | {case['version']} | {len(case['samples'])} | {spread(case, 'steps_per_second', ',.0f')} "
+        f"| `{case['system']}` | {case['version']} | {len(case['samples'])} "
+        f"| {spread(case, 'steps_per_second', ',.0f')} "
         f"| {spread(case, 'episodes_per_second', ',.1f')} | {share} | {spread(case, 'startup_seconds', '.1f')} |"
     )
 

@@ -44,7 +44,7 @@ def save(figure: Figure, path: Path, legend: Sequence[Artist] | None = None) -> 
 
 
 def is_drawn(path: Path) -> bool:
-    """Return whether a picture shows the results that lie beside it. Drawing it again could change no more than its bytes."""
+    """Return whether a picture shows the results that lie beside it, so that it need not be drawn again."""
     if not path.exists():
         return False
     # A text chunk of a PNG file is a keyword, a zero byte and the text.

@@ -190,8 +190,8 @@ def table(report: dict[str, Any], cases: list[Case], chosen: list[Chosen]) -> st
     lines = [
         "# What a probe predicts and what happens",
         "",
-        f"Steps/s that `freerun probe` predicts and that `freerun train` reaches, {report['machine']['cores']} cores, PPO"
-        f"{f' ({flags})' if flags else ''}; medians of runs of about {report['seconds']:g} s, in which "
+        f"Steps/s that `freerun probe` predicts and that `freerun train` reaches, {report['machine']['cores']} cores, "
+        f"PPO{f' ({flags})' if flags else ''}; medians of runs of about {report['seconds']:g} s, in which "
         f"the modes of an environment that computes take turns every {TURN_SECONDS:g} s, and of probes before and "
         f"after. A probe took {statistics.median(seconds):.0f} s.",
         "",
@@ -260,7 +260,7 @@ def row_name(case: dict[str, Any]) -> str:
 
 
 def open_results(folder: Path) -> ResultFile:
-    empty = {"cases": [], "chosen": []}
+    empty: dict[str, Any] = {"cases": [], "chosen": []}
     return ResultFile(folder / "probe_accuracy.json", empty, lambda report: map(row_name, report["cases"]))
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from catalogue import sources_of, fingerprint
+from catalogue import fingerprint, sources_of
 
 from freerun.tools.bench.load_meter import LoadMeter, num_cores, processor
 
@@ -28,7 +28,7 @@ Stamped = list[tuple[str, Stamp | None]]
 """The names of rows, each with the stamp of its measurement, if there is one."""
 METER = LoadMeter()
 """Measures what else runs on the machine, from the start of the benchmark on."""
-ENVELOPE = {"content", "measured"}
+ENVELOPE = {"content", "stamps"}
 MAX_NAME_LENGTH = 40
 """A longer text of a record is no part of its name: a log, or a list of settings."""
 
@@ -48,7 +48,7 @@ class ResultFile:
         """Write the file as a whole, so that an interruption loses no earlier row, and stamp what was just measured."""
         self._stamps.update({row: stamp(self.path) for row in measured})
         self._stamps = {row: self._stamps[row] for row in self._rows(self.content) if row in self._stamps}
-        _write(self.path, {"content": self.content, "measured": self._stamps}, indent=1)
+        _write(self.path, {"content": self.content, "stamps": self._stamps}, indent=1)
 
     def is_current(self, row: str) -> bool:
         """Return whether a row was measured with today's sources, so that further runs may be added to it."""
@@ -72,7 +72,7 @@ class RunFile(Generic[Record]):
             content = json.loads(path.read_text(encoding="utf-8"))
             self.failures = content["failures"]
             for fields in content["runs"]:
-                known = fields.pop("measured", None)
+                known = fields.pop("stamp", None)
                 record = kind(**fields)
                 self.records.append(record)
                 self._stamps[id(record)] = (record, known)
@@ -83,7 +83,7 @@ class RunFile(Generic[Record]):
         for record in self.records:
             _, known = self._stamps.setdefault(id(record), (record, now))
             fields = asdict(record)  # type: ignore[call-overload]
-            runs.append(fields | {"measured": known} if known else fields)
+            runs.append(fields | {"stamp": known} if known else fields)
         _write(self.path, {"runs": runs, "failures": self.failures})
 
     def replace(self, record: Record, *names: str) -> None:
@@ -106,8 +106,8 @@ def stamps_in(path: Path) -> Stamped:
     """Return what a result file says of its rows, whichever class wrote it."""
     content, stamps = _read(path)
     if isinstance(content, dict) and {"runs", "failures"} == set(content):
-        return [(_name(run), run.get("measured")) for run in content["runs"]]
-    return list(stamps.items())
+        return [(_name(run), run.get("stamp")) for run in content["runs"]]
+    return list(stamps.items()) or [("all", None)]
 
 
 def stamp(path: Path) -> Stamp:
@@ -121,6 +121,11 @@ def stamp(path: Path) -> Stamp:
         "versions": versions(),
         "sources": fingerprint(sources_of(path)),
     }
+
+
+def add_stamp(source: Path, target: Path, row: str) -> None:
+    """Copy a report of `freerun bench`, with a stamp."""
+    _write(target, {**json.loads(source.read_text(encoding="utf-8")), "stamps": {row: stamp(target)}}, indent=1)
 
 
 def merge(before: dict[str, Any], now: dict[str, Any], part: str, *same: str) -> dict[str, Any]:
@@ -158,7 +163,10 @@ def conditions(stamped: Stamped) -> str:
         lines.append(f"| {_names(name for name, _ in rows)} | {date} | {machine} | {others} | {versions} | {sources} |")
     if unknown := [name for name, known in stamped if known is None]:
         which = _names(unknown) if alike else "These rows"
-        words = f"{which} carry no stamp (date, machine, other programs, sources): they are older than stamps."
+        words = (
+            f"{which} carry no stamp (date, machine, other programs, sources): they are older than "
+            "stamps. Others may have used the machine, so seconds of different rows may not be comparable."
+        )
         lines += ["", words] if alike else [words]
     return "\n".join(lines)
 
@@ -187,8 +195,9 @@ def versions() -> dict[str, str]:
 def _read(path: Path) -> tuple[Any, dict[str, Stamp]]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content, dict) and set(content) == ENVELOPE:
-        return content["content"], content["measured"]
-    return content, {}
+        return content["content"], content["stamps"]
+    # A report of `freerun bench` has a form of its own, with room for more entries.
+    return content, content.get("stamps", {}) if isinstance(content, dict) else {}
 
 
 def _write(path: Path, value: Any, indent: int | None = None) -> None:

@@ -264,7 +264,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if on_gpu:
         torch.set_float32_matmul_precision("high")
-    results = {
+    results: dict[str, Any] = {
         "machine": torch.cuda.get_device_name() if on_gpu else "CPU",
         "torch": torch.__version__,
         "task": options.task,

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from pictures import is_drawn
+from run_file import write_report
 from time_to_score_report import Record, Table, draw, markdown
 from time_to_score_runs import Job, Plan, Results
 from time_to_score_systems import REFERENCE, SYSTEMS, TASKS, why_absent
@@ -118,7 +120,7 @@ def run_all(options: Options, results: Results) -> None:
         print(f"{num_missing} runs are missing: the same command continues with them", flush=True)
 
 
-def write_report(options: Options, results: Results) -> None:
+def report_on(options: Options, results: Results) -> str:
     wanted = plans(options)
     found = {plan: record for plan in wanted for record in results.records if plan.is_fulfilled_by(record)}
 
@@ -146,12 +148,14 @@ def write_report(options: Options, results: Results) -> None:
     if others := len(results.records) - len(found):
         remarks.append(f"Left out: {others} runs in time_to_score.json under other conditions, or not asked for.")
     remarks += [f"Failed: {failure['run']}; time_to_score.json holds its log." for failure in results.failures]
-    path = results.path.with_suffix(".md")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(markdown(tables, remarks), encoding="utf-8")
-    print(f"wrote {path}")
-    if found:
-        draw(tables, results.path.with_suffix(".png"))
+    picture = results.path.with_suffix(".png")
+    if found and not is_drawn(picture):
+        draw(tables, picture)
+    return write_report(results.path.with_suffix(".md"), markdown(tables, remarks), results.stamped())
+
+
+def write_reports(folder: Path) -> str:
+    return report_on(Options(), Results(folder / "time_to_score.json"))
 
 
 def main() -> None:
@@ -160,7 +164,7 @@ def main() -> None:
     results = Results(options.output / "time_to_score.json")
     if not options.report_only:
         run_all(options, results)
-    write_report(options, results)
+    print(report_on(options, results))
     if results.failures:
         raise SystemExit(f"{len(results.failures)} runs failed; their logs are in {results.path}")
 
