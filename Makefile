@@ -8,7 +8,7 @@ MJLAB := build/mjlab
 FEDERATED := build/federated
 ISAAC_PYTHON ?= python3.12
 
-.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac test-mjlab test-federated check format bench docs clean
+.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac test-mjlab test-federated check format bench figures stale docs clean
 
 # A defender of a network: it beats one that restores on sight within a minute.
 train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
@@ -105,6 +105,14 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cyber_learning.py
 	$(BIN)/python benchmarks/probe_accuracy.py
 	$(BIN)/python benchmarks/matrix.py --run
+
+# Every number, table and picture of README.md and docs/ that was measured, from the JSON files under benchmarks/results.
+figures: $(INSTALLED)
+	$(BIN)/python benchmarks/figures.py
+
+# Which results were measured with other sources than today's, and how they are renewed.
+stale: $(INSTALLED)
+	$(BIN)/python benchmarks/figures.py --stale
 
 # The documentation as a site that works from the disk: build/site/index.html. Broken links are errors.
 # Without --quiet: mkdocs drops warnings there before --strict could count them.

@@ -38,8 +38,6 @@ class Benchmark:
     """Its result files under benchmarks/results; if not given, NAME/NAME.json."""
     flags: str = ""
     """Flags with which the script measures the committed results, where the defaults do not."""
-    has_report: bool = True
-    """Whether the script can write its page again without measuring."""
 
 
 BENCHMARKS = {
@@ -130,12 +128,13 @@ def fingerprint(sources: tuple[str, ...]) -> str:
         assert files, f"there is no {source}"
         for file in files:
             digest.update(file.relative_to(REPOSITORY).as_posix().encode())
-            for line in _lines_that_compute(file.read_text(encoding="utf-8"), file.is_relative_to(RESULTS.parent)):
+            for line in lines_that_compute(file.read_text(encoding="utf-8"), file.is_relative_to(RESULTS.parent)):
                 digest.update(line.encode() + b"\n")
     return digest.hexdigest()[:8]
 
 
-def _lines_that_compute(source: str, is_benchmark: bool) -> Iterator[str]:
+def lines_that_compute(source: str, is_benchmark: bool) -> Iterator[str]:
+    """Return the lines of a module that can change a result."""
     tree, left_out = ast.parse(source), set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):

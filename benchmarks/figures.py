@@ -5,7 +5,9 @@ First every benchmark writes its own page and picture again. Then these marks in
 - `62<!--=default_flags; HalfCheetah × 2; share-->`: the number before the mark is the first number of a cell in a page
   of results. The mark names the page, a section where tables of several have such a row, the row and the column. A row
   or a column is named by how it begins; a row with several names by how its cells begin, with ` + ` between them.
-- `5.9<!--=name-->`: the number is what the function of that name in `DERIVED` returns.
+  `share#2` is the second number of the cell, and `steps/s in millions` is rounded.
+- `3.4<!--=probe_accuracy; Median error:-->`: the number that follows these words in a page of results.
+- `17<!--=name-->`: the number that the function of that name in `DERIVED` returns.
 - `<!-- figure: name -->` … `<!-- end -->`: what stands between is what the function in `BLOCKS` returns.
 
 `--stale` lists results that were measured with other sources than today's, with the command that renews them.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,17 +28,19 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parent))  # where this module is imported by a test
 from catalogue import BENCHMARKS, REPOSITORY, RESULTS, fingerprint, result_files, sources_of
-from run_file import stamps_in
+from not_measured import NOT_MEASURED
+from run_file import read_content, stamps_in
 
 NUMBER = r"[−+-]?\d(?:[\d,]*\d)?(?:\.\d+)?"
 MARK = re.compile(rf"({NUMBER})<!--=(.+?)-->")
 BLOCK = re.compile(r"(<!-- figure: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 UNIT = (
-    r"(?:×|%|(?:million |times as many )?steps?(?:/s| a second| per second)|times|seconds?|minutes?|hours?|[µm]?s\b"
-    r"|[KMG]i?B\b)"
+    r"(?:million )?(?:×(?! ?[\d√])|%|steps?(?:/s| (?:a|per) second)|times|(?:second|minute|hour)s?|[µm]?s\b|[KMG]i?B\b)"
 )
+COUNTED = "workers|cores|environments|seeds|drones|minibatches|epochs|networks|units|pixels|orders|actions"
+"""What stands in such a number is set, not measured."""
 NOT_IN_SENTENCES = re.compile(r"^ *```.*?^ *```|`[^`\n]*`|(?<=\])\([^)\n]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
-NO_JSON = {"chaos": "tests/chaos.py prints its table, which was written down", "timeline": "its runs were not kept"}
+NO_JSON = {"chaos": "tests/chaos.py printed its tables, which were written down", "timeline": "its runs were not kept"}
 """Pages of results that cannot be written again yet, and why."""
 
 
@@ -43,6 +48,8 @@ NO_JSON = {"chaos": "tests/chaos.py prints its table, which was written down", "
 class Options:
     benchmarks: tuple[str, ...] = tuple(BENCHMARKS)
     """Whose pages and pictures are written again."""
+    results: Path = RESULTS
+    """Folder of the results. README.md and docs/ always show those of the repository."""
     stale: bool = False
     """List stale results instead, and write nothing."""
 
@@ -62,7 +69,7 @@ class Row:
         cells = list(self.cells.values())
         parts = name.split(" + ")
         if exactly:
-            return len(parts) == 1 and cells[0] == name
+            return cells[0] == parts[0] and set(parts) <= set(cells)
         return cells[0].startswith(parts[0]) and all(any(cell.startswith(part) for cell in cells) for part in parts)
 
 
@@ -75,7 +82,8 @@ def rows_of(text: str) -> list[Row]:
             if line.startswith(("#", "**")):
                 section = line.strip("#* ")
             continue
-        cells = [cell.replace("`", "").replace("*", "").strip() for cell in line.strip().strip("|").split("|")]
+        # Two dashes would end the comment that is a mark.
+        cells = [re.sub(r"[`*]|--(?=\w)", "", cell).strip() for cell in line.strip().strip("|").split("|")]
         if not heads:
             heads = cells
         elif not set(line) <= set("|-: "):
@@ -85,14 +93,19 @@ def rows_of(text: str) -> list[Row]:
 
 @functools.cache
 def page_of(name: str) -> list[Row]:
+    return rows_of(text_of(name))
+
+
+def text_of(name: str) -> str:
     folder, _, file = name.partition("/")
     [path] = (RESULTS / folder).glob(f"{file or '*'}.md")
-    return rows_of(path.read_text(encoding="utf-8"))
+    return path.read_text(encoding="utf-8")
 
 
 def cell(mark: str) -> str:
-    """Return the number that a mark of several parts names; column `share#2` is the second number of a cell."""
+    """Return the number that a mark of several parts names."""
     page, *section, row, column = mark.split("; ")
+    column, in_millions, _ = column.partition(" in millions")
     column, _, place = column.partition("#")
     rows = [one for one in page_of(page) if not section or one.section.startswith(section[0])]
     rows = [one for one in rows if any(head.startswith(column) for head in one.cells)]
@@ -106,20 +119,31 @@ def cell(mark: str) -> str:
     numbers = re.findall(NUMBER, cells[head].replace("–", " – "))
     if len(numbers) < int(place or 1):
         raise SystemExit(f"{mark}: there is no such number in “{cells[head]}”")
-    return str(numbers[int(place or 1) - 1])
+    number = str(numbers[int(place or 1) - 1])
+    if in_millions:
+        number = f"{as_float(number) / 1e6:{'.1f' if as_float(number) < 2e7 else '.0f'}}"
+    return number.replace("-", "−")
 
 
-def value(mark: str) -> float:
-    """Return that number for further calculation."""
-    return float(cell(mark).replace(",", "").replace("−", "-"))
+def after_words(mark: str) -> str:
+    """Return the number that follows some words in a page."""
+    page, words = mark.split("; ")
+    found = " ".join(text_of(page).split()).partition(words)[2]
+    if not found:
+        raise SystemExit(f"{mark}: there are no such words in the page")
+    return str(re.findall(NUMBER, found)[0]).replace("-", "−")
 
 
-def write_pages(names: tuple[str, ...]) -> None:
+def as_float(number: str) -> float:
+    return float(number.replace(",", "").replace("−", "-"))
+
+
+def write_pages(names: tuple[str, ...], results: Path) -> None:
     """Let benchmarks write their pages and pictures again from their JSON files."""
     for name in names:
-        module = importlib.import_module(name)
-        for folder in dict.fromkeys(file.parent for file in result_files(name) if file.exists()):
-            module.write_reports(folder)
+        files = [results / file.relative_to(RESULTS) for file in result_files(name)]
+        for folder in dict.fromkeys(file.parent for file in files if file.exists()):
+            importlib.import_module(name).write_reports(folder)
     page_of.cache_clear()
 
 
@@ -142,14 +166,9 @@ def time_to_score() -> str:
     return "\n".join(lines)
 
 
-def scaling_table(number: int) -> Callable[[], str]:
-    """Return what copies a table of the simulation's page."""
-
-    def copy() -> str:
-        text = (RESULTS / "scaling" / "scaling.md").read_text(encoding="utf-8")
-        return str(re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[number]).strip()
-
-    return copy
+def table_of(page: str, number: int) -> Callable[[], str]:
+    """Return what copies a table of a page of results."""
+    return lambda: str(re.findall(r"(?:^\|.*\n)+", text_of(page), re.MULTILINE)[number]).strip()
 
 
 def scaling_simulated() -> str:
@@ -167,29 +186,51 @@ def scaling_simulated() -> str:
     return "\n".join(f"{line.rstrip()} |" for line in lines)
 
 
+def workflow_search() -> str:
+    """A line for each number of trainings, with what each sampler lost."""
+    rows = [row.cells for row in page_of("workflow_search") if "sampler" in row.cells]
+    samplers = list(dict.fromkeys(row["sampler"] for row in rows))
+    heads = " | ".join(f"`{sampler}`: lost | within noise" for sampler in samplers)
+    lines = [f"| trainings | {heads} |", "| ---: |" + " ---: | ---: |" * len(samplers)]
+    for number in dict.fromkeys(row["trainings"] for row in rows):
+        cells = [f"{row['lost']} | {row['within noise']}" for row in rows if row["trainings"] == number]
+        lines.append(f"| {number} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "default_sizes": table_of("default_sizes", 0),
     "peers": peers,
     "time_to_score": time_to_score,
-    "scaling_costs": scaling_table(0),
-    "scaling_updates": scaling_table(1),
-    "scaling_limits": scaling_table(2),
+    "scaling_costs": table_of("scaling", 0),
+    "scaling_updates": table_of("scaling", 1),
+    "scaling_limits": table_of("scaling", 2),
     "scaling_simulated": scaling_simulated,
+    "workflow_search": workflow_search,
 }
 
 
-def millions(mark: str) -> Callable[[], str]:
-    def scaled() -> str:
-        found = value(mark) / 1e6
-        return f"{found:.1f}" if found < 20 else f"{found:.0f}"
-
-    return scaled
+def federation_mean(system: str) -> float:
+    return as_float(cell(f"federation; {system}; mean"))
 
 
-def whole(mark: str) -> Callable[[], str]:
-    return lambda: f"{value(mark):.0f}".replace("-", "−")
+def mbpo_hopper_minutes() -> str:
+    runs = read_content(RESULTS / "sample_efficiency" / "sample_efficiency.json")
+    return f"{statistics.median(run['wall_seconds'] / 60 for run in runs if run['task'] == 'Hopper-v5'):.0f}"
 
 
-DERIVED: dict[str, Callable[[], str]] = {}
+def probe_lowest_share() -> str:
+    """The lowest share of the best mode's speed that the mode which `auto` picked has reached."""
+    rows = [row.cells for row in page_of("probe_accuracy") if "share" in row.cells]
+    return f"{min(int(row['share'].removesuffix(' %')) for row in rows)}"
+
+
+DERIVED: dict[str, Callable[[], str]] = {
+    "federation_better_by": lambda: f"{federation_mean('fedavg') - federation_mean('pooled-large'):.1f}",
+    "federation_missed_by": lambda: f"{federation_mean('pooled') - federation_mean('fedavg'):.1f}",
+    "mbpo_hopper_minutes": mbpo_hopper_minutes,
+    "probe_lowest_share": probe_lowest_share,
+}
 
 
 def filled_in(text: str) -> str:
@@ -199,7 +240,8 @@ def filled_in(text: str) -> str:
 
 
 def shown(mark: str) -> str:
-    return cell(mark) if "; " in mark else DERIVED[mark]()
+    ways = {1: lambda _: DERIVED[mark](), 2: after_words}
+    return ways.get(len(mark.split("; ")), cell)(mark)
 
 
 def pages() -> list[Path]:
@@ -213,7 +255,7 @@ def unwritten(text: str, allowed: tuple[str, ...] = ()) -> list[str]:
     """Return the figures of a page that look measured, are not filled in, and do not stand in an allowed phrase.
 
     A number with a unit of measurement looks measured, and so does any number in a paragraph (with the list or table
-    after it) that links to results. Code, links and names such as HalfCheetah-v5 do not count.
+    after it) that names results, unless it counts what is set. Code, links and names as HalfCheetah-v5 do not count.
     """
     text = BLOCK.sub(lambda found: "\n" * found.group().count("\n"), text)
     text = MARK.sub(" ", text)
@@ -223,18 +265,22 @@ def unwritten(text: str, allowed: tuple[str, ...] = ()) -> list[str]:
     for paragraph in _paragraphs(text):
         names_results = "benchmarks/results/" in paragraph or "`benchmarks/" in paragraph
         words = NOT_IN_SENTENCES.sub("`", paragraph)
-        unit = "" if names_results else rf"(?:–\d+)? ?{UNIT}"
-        for number in re.finditer(rf"(?<![\w.,`/-])(?<!- )({NUMBER}){unit}(?![\w-])", words):
+        unit = rf"(?! ?(?:× \d|{COUNTED}))" if names_results else rf"(?:–\d+)? ?{UNIT}"
+        for number in re.finditer(rf"(?<![\w.,`/-])(?<!- )({NUMBER})(?!,?\d){unit}(?![\w-])", words):
             line = words[: number.start()].count("\n")
             found.append(f"{number.group()} in: {words.splitlines()[line].strip()}")
     return found
+
+
+def allowed_on(page: str) -> tuple[str, ...]:
+    return tuple(phrase for phrases in NOT_MEASURED.get(page, {}).values() for phrase in phrases)
 
 
 def _paragraphs(text: str) -> Iterator[str]:
     gathered = ""
     code = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
     for block in re.split(r"\n\s*\n", code.sub("", text)):
-        if gathered and not re.match(r"\s*(?:[-*|]|\d+\.) ?", block):
+        if gathered and not re.match(r"\s*(?:[-*] |\||\d+\. )", block):
             yield gathered
             gathered = ""
         if block.lstrip().startswith("#"):
@@ -273,7 +319,7 @@ def main() -> None:
         found = [*stale(), *(f"{name}: {why}" for name, why in NO_JSON.items() if name not in BENCHMARKS)]
         print("\n".join([*found, f"{len(found)} stale results"]))
         return
-    write_pages(options.benchmarks)
+    write_pages(options.benchmarks, options.results)
     for path in pages():
         before = path.read_text(encoding="utf-8")
         after = filled_in(before)

@@ -47,8 +47,7 @@ class ResultFile:
     def save(self, *measured: str) -> None:
         """Write the file as a whole, so that an interruption loses no earlier row, and stamp what was just measured."""
         self._stamps.update({row: stamp(self.path) for row in measured})
-        self._stamps = {row: self._stamps[row] for row in self._rows(self.content) if row in self._stamps}
-        _write(self.path, {"content": self.content, "stamps": self._stamps}, indent=1)
+        _write(self.path, {"content": self.content, "stamps": dict(self.stamped())}, indent=1)
 
     def is_current(self, row: str) -> bool:
         """Return whether a row was measured with today's sources, so that further runs may be added to it."""
@@ -192,7 +191,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _read(path: Path) -> tuple[Any, dict[str, Stamp]]:
+def _read(path: Path) -> tuple[Any, dict[str, Stamp | None]]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content, dict) and set(content) == ENVELOPE:
         return content["content"], content["stamps"]
