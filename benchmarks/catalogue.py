@@ -26,6 +26,7 @@ DEFENCE = (
     "src/freerun_envs/single_network.py",
 )
 RUNNERS = ("benchmarks/peer_runners",)
+OUTPUT = "--output benchmarks/results/{folder}"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Benchmark:
     files: tuple[str, ...] = ()
     """Its result files under benchmarks/results; if not given, NAME/NAME.json."""
     flags: str = ""
-    """Flags with which the script measures the committed results, where the defaults do not."""
+    """Flags that the script needs to renew a result in `folder`."""
 
 
 BENCHMARKS = {
@@ -45,7 +46,7 @@ BENCHMARKS = {
     "atari_learning": Benchmark((*TRAINING, "src/freerun/adapters/images.py")),
     "batched_inference": Benchmark(TRAINING),
     "before_after": Benchmark(TRAINING, flags="OLD_SRC NEW_SRC"),
-    "beside_rsl_rl": Benchmark(TENSORS, flags="--output benchmarks/results/beside_rsl_rl"),
+    "beside_rsl_rl": Benchmark(TENSORS, flags=OUTPUT),
     "cyber": Benchmark(
         (*TRAINING, *DEFENCE, "src/freerun/adapters/cyborg.py"),
         ("cyber/cyber-cage2-v0.json", "cyber/cyber-networkdefence-v0.json"),
@@ -60,14 +61,14 @@ BENCHMARKS = {
     "federation": Benchmark((*TRAINING, *DEFENCE, "src/freerun/tools/federation")),
     "image_actors": Benchmark(("src/freerun/algorithms/policies", "src/freerun/transport")),
     "image_learner": Benchmark(PPO),
-    "learner_speed": Benchmark(MBPO, flags="--output benchmarks/results/learner_speed"),
+    "learner_speed": Benchmark(MBPO, flags=OUTPUT),
     "learner_speed_cpu": Benchmark((*PPO, *SAC)),
     "learning": Benchmark((*TRAINING, *SAC, "benchmarks/learning_report.py")),
     "masked_learning": Benchmark((*TRAINING, *DEFENCE)),
     "matrix": Benchmark(
         TRAINING,
         tuple(f"bench_{name}/report.json" for name in ("cartpole", "halfcheetah", "network_defence", "straggler")),
-        flags="--run --again",
+        flags="--run --again --only {folder}",
     ),
     "memory_defence": Benchmark((*TRAINING, *DEFENCE)),
     "memory_learning": Benchmark(
@@ -76,7 +77,7 @@ BENCHMARKS = {
     ),
     "network_defence": Benchmark((*DEFENCE, "benchmarks/network_defence_cyborg.py")),
     "overhead": Benchmark(COLLECTING),
-    "overlap": Benchmark((*COLLECTING, *SAC), flags="--output benchmarks/results/overlap"),
+    "overlap": Benchmark((*COLLECTING, *SAC), flags=OUTPUT),
     "peers": Benchmark((*TRAINING, *RUNNERS)),
     "probe_accuracy": Benchmark((*TRAINING, "src/freerun/tools/probe")),
     "ray_straggler": Benchmark(TRAINING, ("ray/ray.json",)),
@@ -86,12 +87,13 @@ BENCHMARKS = {
     "tensor_modes": Benchmark(
         TENSORS,
         ("tensor_modes/tensor_modes.json", "tensor_modes_compile/tensor_modes.json"),
-        flags="--output benchmarks/results/tensor_modes",
+        flags=OUTPUT,
     ),
     "throughput": Benchmark(TRAINING),
     "time_to_score": Benchmark(
         (*TRAINING, *(f"benchmarks/time_to_score_{part}.py" for part in ("runs", "systems"))),
         ("time_to_score/time_to_score.json", "time_to_score_2_cores/time_to_score.json"),
+        flags=OUTPUT,
     ),
     "timeline": Benchmark((*TRAINING, "src/freerun/telemetry")),
     "watching": Benchmark((*TRAINING, "src/freerun/telemetry", "src/freerun/tools/watch")),

@@ -298,9 +298,10 @@ def stale() -> Iterator[str]:
     """Say of each result that was not measured with today's sources why, and how it is renewed."""
     for name, benchmark in BENCHMARKS.items():
         for path in result_files(name):
-            command = f"python benchmarks/{name}.py {benchmark.flags}".strip()
+            command = f"python benchmarks/{name}.py {benchmark.flags.format(folder=path.parent.name)}".strip()
+            result = path.relative_to(path.parents[1])
             if not path.exists():
-                yield f"{path.parent.name}: no JSON file; {command}"
+                yield f"{result}: not there; {command}"
                 continue
             stamped = stamps_in(path)
             wanted = fingerprint(sources_of(path))
@@ -308,9 +309,9 @@ def stale() -> Iterator[str]:
             old = [row for row, known in stamped if known is not None and known["sources"] != wanted]
             if without:
                 rows = "all rows" if without == len(stamped) else f"{without} rows"
-                yield f"{path.parent.name}: {rows} without fingerprint; {command}"
+                yield f"{result}: {rows} without fingerprint; {command}"
             if old:
-                yield f"{path.parent.name}: other sources for {', '.join(dict.fromkeys(old))}; {command}"
+                yield f"{result}: other sources for {', '.join(dict.fromkeys(old))}; {command}"
 
 
 def main() -> None:

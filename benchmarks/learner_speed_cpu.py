@@ -303,8 +303,19 @@ def numpy_kernels() -> str:
     return str(found[0]["architecture"]) if found else "unknown"
 
 
+def row_name(algorithm: str, size: str) -> str:
+    return f"{algorithm}, minibatches of {size}"
+
+
+def open_results(folder: Path) -> ResultFile:
+    def rows(results: dict[str, Any]) -> list[str]:
+        return [row_name(algorithm, size) for algorithm, found in results.items() for size in found["times"]]
+
+    return ResultFile(folder / "learner_speed_cpu.json", {}, rows)
+
+
 def write_reports(folder: Path) -> str:
-    file = ResultFile(folder / "learner_speed_cpu.json", {})
+    file = open_results(folder)
     return write_report(folder / "learner_speed_cpu.md", markdown(file.content), file.stamped())
 
 
@@ -312,10 +323,13 @@ def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
     threadpool_limits(1, "blas")
-    file = ResultFile(options.output / "learner_speed_cpu.json", {})
+    file = open_results(options.output)
     results: dict[str, Any] = file.content
+    measured = []
     for algorithm in options.algorithms:
         sizes = options.minibatch_sizes if algorithm == "ppo" else options.batch_sizes
+        earlier = results.get(algorithm, {}).get("times", {})
+        measured += [row_name(algorithm, str(size)) for size in sizes]
         results[algorithm] = {
             "machine": processor(),
             "torch": torch.__version__,
@@ -324,9 +338,9 @@ def main() -> None:
             "kernels": numpy_kernels(),
             "repeats": options.repeats,
             "note": options.note,
-            "times": {str(size): measure(algorithm, size, options) for size in sizes},
+            "times": {**earlier, **{str(size): measure(algorithm, size, options) for size in sizes}},
         }
-    file.save(*options.algorithms)
+    file.save(*measured)
     print(write_reports(options.output))
 
 

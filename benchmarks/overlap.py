@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from run_file import ResultFile, write_report
+from run_file import ResultFile, refuse_other_settings, write_report
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import AnySegment, Counts, Demand, FloatArray, Segment
@@ -211,10 +211,13 @@ def write_reports(folder: Path) -> str:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    file = None if options.output is None else open_results(options.output)
+    if file is not None:
+        settings = {name: str(value) for name, value in vars(options).items()}
+        refuse_other_settings(file.content.get("options", {}), settings, "env", "algo", "num_envs", "total_steps")
     results = measure(options)
     print(markdown(results))
-    if options.output is not None:
-        file = open_results(options.output)
+    if file is not None and options.output is not None:
         file.content = results
         file.save(*results["ways"])
         write_reports(options.output)

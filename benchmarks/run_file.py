@@ -46,7 +46,7 @@ class ResultFile:
 
     def save(self, *measured: str) -> None:
         """Write the file as a whole, so that an interruption loses no earlier row, and stamp what was just measured."""
-        self._stamps.update({row: stamp(self.path) for row in measured})
+        self._stamps.update(dict.fromkeys(measured, stamp(self.path)))
         _write(self.path, {"content": self.content, "stamps": dict(self.stamped())}, indent=1)
 
     def is_current(self, row: str) -> bool:
@@ -127,13 +127,18 @@ def add_stamp(source: Path, target: Path, row: str) -> None:
     _write(target, {**json.loads(source.read_text(encoding="utf-8")), "stamps": {row: stamp(target)}}, indent=1)
 
 
-def merge(before: dict[str, Any], now: dict[str, Any], part: str, *same: str) -> dict[str, Any]:
-    """Return `now` with those entries of its part that only an earlier call measured, under the same settings."""
-    for name in same if before else ():
+def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], *names: str) -> None:
+    """Refuse to write results beside others, or in their place, that were measured with other settings."""
+    for name in names if before else ():
         if before[name] != now[name]:
             raise SystemExit(
                 f"The results that are there have {name} {before[name]}, these have {now[name]}: give another --output."
             )
+
+
+def merge(before: dict[str, Any], now: dict[str, Any], part: str, *same: str) -> dict[str, Any]:
+    """Return `now` with those entries of its part that only an earlier call measured, under the same settings."""
+    refuse_other_settings(before, now, *same)
     return {**before, **now, part: {**before.get(part, {}), **now[part]}}
 
 
@@ -161,10 +166,10 @@ def conditions(stamped: Stamped) -> str:
         others = f"{min(shares):g} – {max(shares):g} %" if min(shares) < max(shares) else f"{shares[0]:g} %"
         lines.append(f"| {_names(name for name, _ in rows)} | {date} | {machine} | {others} | {versions} | {sources} |")
     if unknown := [name for name, known in stamped if known is None]:
-        which = _names(unknown) if alike else "These rows"
+        which = _names(unknown) if alike else "these rows"
         words = (
-            f"{which} carry no stamp (date, machine, other programs, sources): they are older than "
-            "stamps. Others may have used the machine, so seconds of different rows may not be comparable."
+            f"No stamp (date, machine, other programs, sources), because they are older: {which}. Others may have used the "
+            "machine, so seconds of different rows may not be comparable."
         )
         lines += ["", words] if alike else [words]
     return "\n".join(lines)

@@ -184,11 +184,12 @@ def test_a_run_gets_its_stamp_once(tmp_path: Path) -> None:
     again = RunFile(path, Run)
     again.replace(Run("newest", 1, 4.0), "task", "seed")
     assert again.records == [Run("old", 1, 2.0), Run("new", 1, 3.0), Run("newest", 1, 4.0)]
-    dates = {name: known and known["date"] for name, known in stamps_in(path)}
-    assert dates["old"] is None
-    assert dates["new"] == "2001-01-01"
-    assert dates["newest"] is not None
-    assert dates["newest"] > "2001-01-01"
+    old, new, newest = (known for _, known in stamps_in(path))
+    assert old is None
+    assert new is not None
+    assert new["date"] == "2001-01-01"
+    assert newest is not None
+    assert newest["date"] > "2001-01-01"
 
 
 def test_a_result_file_that_nobody_declared_is_refused(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_a_page_says_how_each_row_was_measured(tmp_path: Path) -> None:
     two = {**one, "others_percent": 4.5}
     text = conditions([("a", one), ("b", two), ("b", two), ("c", None)])
     assert "| a; b × 2 | 2026-11-18 | EPYC, 2 cores | 1 – 4.5 % | python 3.11 | ab12 |" in text
-    assert "c carry no stamp" in text
+    assert "because they are older: c." in text
     assert write_report(tmp_path / "x.md", "# Title\n", [("c", None)]).startswith(
         "# Title\n\nThese rows carry no stamp"
     )
@@ -239,6 +240,6 @@ def test_stale_results_are_listed_with_the_command_that_renews_them(
     monkeypatch.setattr(catalogue, "BENCHMARKS", {"default_flags": catalogue.BENCHMARKS["default_flags"]})
     monkeypatch.setattr(figures, "BENCHMARKS", catalogue.BENCHMARKS)
     assert list(figures.stale()) == [
-        "default_flags: 1 rows without fingerprint; python benchmarks/default_flags.py",
-        "default_flags: other sources for stale; python benchmarks/default_flags.py",
+        "default_flags/default_flags.json: 1 rows without fingerprint; python benchmarks/default_flags.py",
+        "default_flags/default_flags.json: other sources for stale; python benchmarks/default_flags.py",
     ]
