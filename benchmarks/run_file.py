@@ -168,8 +168,8 @@ def conditions(stamped: Stamped) -> str:
     if unknown := [name for name, known in stamped if known is None]:
         which = _names(unknown) if alike else "these rows"
         words = (
-            f"No stamp (date, machine, other programs, sources), because they are older: {which}. Others may have used the "
-            "machine, so seconds of different rows may not be comparable."
+            f"No stamp (date, machine, other programs, sources), because they are older: {which}. Others may have used "
+            "the machine, so seconds of different rows may not be comparable."
         )
         lines += ["", words] if alike else [words]
     return "\n".join(lines)

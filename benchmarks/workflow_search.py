@@ -54,7 +54,7 @@ class Options:
     output: Path = Path(__file__).parent / "results" / "workflow_search"
     """Folder for workflow_search.json, .md and .png; trainings that are in there are not made again."""
     report_only: bool = False
-    """Write the report again, train nothing."""
+    """Train nothing, and replay the searches again."""
 
 
 @dataclass(frozen=True)

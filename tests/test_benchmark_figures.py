@@ -222,9 +222,7 @@ def test_a_page_says_how_each_row_was_measured(tmp_path: Path) -> None:
     text = conditions([("a", one), ("b", two), ("b", two), ("c", None)])
     assert "| a; b × 2 | 2026-11-18 | EPYC, 2 cores | 1 – 4.5 % | python 3.11 | ab12 |" in text
     assert "because they are older: c." in text
-    assert write_report(tmp_path / "x.md", "# Title\n", [("c", None)]).startswith(
-        "# Title\n\nThese rows carry no stamp"
-    )
+    assert write_report(tmp_path / "x.md", "# Title\n", [("c", None)]).startswith("# Title\n\nNo stamp (")
 
 
 def test_stale_results_are_listed_with_the_command_that_renews_them(
