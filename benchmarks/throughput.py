@@ -231,7 +231,7 @@ def read(file: ResultFile) -> dict[Case, list[Figures]]:
 
 
 def row_name(case: dict[str, Any]) -> str:
-    return ", ".join(str(value) for name, value in case.items() if name != "samples")
+    return Case(**{name: value for name, value in case.items() if name != "samples"}).name
 
 
 def open_results(folder: Path) -> ResultFile:

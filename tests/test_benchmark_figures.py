@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -241,3 +244,76 @@ def test_stale_results_are_listed_with_the_command_that_renews_them(
         "default_flags/default_flags.json: 1 rows without fingerprint; python benchmarks/default_flags.py",
         "default_flags/default_flags.json: other sources for stale; python benchmarks/default_flags.py",
     ]
+
+
+# ---------------------------------------------------------------------------------------------- benchmarks
+
+Measured = dict[str, Any]
+DEFENDERS = ("sleep", "random", "restore on sight")
+
+
+def one_mode(content: Measured) -> Measured:
+    return {**content, "modes": {"sync": content["modes"]["sync"]}}
+
+
+def without_cyborg(content: Measured) -> Measured:
+    scores = [{key: value for key, value in row.items() if key != "cyborg"} for row in content["scores"]]
+    return {**{key: value for key, value in content.items() if key != "cyborg"}, "scores": scores}
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "flags", "stand_ins", "measured"),
+    [
+        (
+            "cyber",
+            "cyber/cyber-networkdefence-v0.json",
+            (),
+            lambda found: {"run_all": lambda _: one_mode(found)},
+            ["sync"],
+        ),
+        (
+            "network_defence",
+            "network_defence/network_defence.json",
+            (),
+            lambda found: {"measure": lambda _: without_cyborg(found)},
+            [f"{red}, {blue}" for red in ("B_lineAgent", "RedMeanderAgent") for blue in DEFENDERS],
+        ),
+        (
+            "learner_speed_cpu",
+            "learner_speed_cpu/learner_speed_cpu.json",
+            ("--algorithms", "ppo", "--minibatch-sizes", "64"),
+            lambda _: {"measure": lambda *_: {"freerun fast": [1.0]}},
+            ["ppo, minibatches of 64"],
+        ),
+        (
+            "peers",
+            "peers/peers.json",
+            ("--systems", "bare", "--workloads", "cartpole", "--fresh"),
+            lambda found: {"version": lambda _: "1.0", "run_once": lambda *_: found["cases"][0]["samples"][0]},
+            ["bare, cartpole"],
+        ),
+    ],
+)
+def test_a_benchmark_that_measures_some_rows_keeps_all_others(
+    name: str,
+    file: str,
+    flags: tuple[str, ...],
+    stand_ins: Callable[[Measured], dict[str, Callable[..., Any]]],
+    measured: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The measuring itself, which takes minutes, is replaced by figures that are there."""
+    path = tmp_path / Path(file).name
+    shutil.copyfile(RESULTS / file, path)
+    module = importlib.import_module(name)
+    for part, stand_in in stand_ins(read_content(path)).items():
+        monkeypatch.setattr(module, part, stand_in)
+    monkeypatch.setattr(sys, "argv", [name, *flags, "--output", str(tmp_path)])
+    module.main()
+    after = dict(stamps_in(path))
+    assert [row for row, known in after.items() if known] == measured
+    assert len(after) > len(measured)
+    pages = [found.with_suffix(".md").read_text(encoding="utf-8") for found in (RESULTS / file, path)]
+    before, now = ({(row.section, next(iter(row.cells.values()))) for row in figures.rows_of(page)} for page in pages)
+    assert before <= now
