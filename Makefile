@@ -104,6 +104,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cyber.py
 	$(BIN)/python benchmarks/cyber_learning.py
 	$(BIN)/python benchmarks/probe_accuracy.py
+	$(BIN)/python benchmarks/chaos_storms.py
 	$(BIN)/python benchmarks/matrix.py --run
 
 # Every number, table and picture of README.md and docs/ that was measured, from the JSON files under benchmarks/results.

@@ -47,6 +47,9 @@ BENCHMARKS = {
     "batched_inference": Benchmark(TRAINING),
     "before_after": Benchmark(TRAINING, flags="OLD_SRC NEW_SRC"),
     "beside_rsl_rl": Benchmark(TENSORS, flags=OUTPUT),
+    "chaos_storms": Benchmark(
+        (*COLLECTING, "src/freerun/run", "tests/chaos.py", "tests/sealed_env.py"), ("chaos/chaos.json",)
+    ),
     "cyber": Benchmark(
         (*TRAINING, *DEFENCE, "src/freerun/adapters/cyborg.py"),
         ("cyber/cyber-cage2-v0.json", "cyber/cyber-networkdefence-v0.json"),
