@@ -38,7 +38,7 @@ UNIT = (
     r"(?:million )?(?:×(?! ?[\d√])|%|steps?(?:/s| (?:a|per) second)|times|(?:second|minute|hour)s?|[µm]?s\b|[KMG]i?B\b)"
 )
 COUNTED = "workers|cores|environments|seeds|drones|minibatches|epochs|networks|units|pixels|orders|actions"
-"""What stands in such a number is set, not measured."""
+"""What a number in front of such a word counts was set, not measured."""
 NOT_IN_SENTENCES = re.compile(r"^ *```.*?^ *```|`[^`\n]*`|(?<=\])\([^)\n]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
 NO_JSON = ("chaos", "timeline")
 """Pages from before their scripts kept a JSON file. They stay as they are until they are measured again."""
@@ -49,7 +49,7 @@ class Options:
     benchmarks: tuple[str, ...] = tuple(BENCHMARKS)
     """Whose pages and pictures are written again."""
     results: Path = RESULTS
-    """Folder of the results. README.md and docs/ always show those of the repository."""
+    """Folder of the results. README.md and docs/ are written only from those of the repository."""
     stale: bool = False
     """List stale results instead, and write nothing."""
 
@@ -321,7 +321,7 @@ def main() -> None:
         print("\n".join([*found, f"{len(found)} stale results"]))
         return
     write_pages(options.benchmarks, options.results)
-    for path in pages():
+    for path in pages() if options.results == RESULTS else ():
         before = path.read_text(encoding="utf-8")
         after = filled_in(before)
         if after != before:

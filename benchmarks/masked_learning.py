@@ -180,9 +180,9 @@ def report(records: list[MaskedRun], total_steps: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_reports(folder: Path) -> str:
+def write_reports(folder: Path, total_steps: int = Options.total_steps) -> str:
     file = RunFile(folder / "masked_learning.json", MaskedRun)
-    return write_report(folder / "masked_learning.md", report(file.records, Options.total_steps), file.stamped())
+    return write_report(folder / "masked_learning.md", report(file.records, total_steps), file.stamped())
 
 
 def main(options: Options) -> None:
@@ -200,7 +200,7 @@ def main(options: Options) -> None:
             record = MaskedRun(system, seed, options.total_steps, score, seconds, options.alone)
             file.replace(record, "system", "seed", "total_steps")
             print(f"{system}, seed {seed}: return {score:.1f} after {seconds:.1f} s", flush=True)
-    print(write_reports(options.output))
+    print(write_reports(options.output, options.total_steps))
 
 
 if __name__ == "__main__":

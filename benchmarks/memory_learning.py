@@ -251,9 +251,9 @@ def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) 
     return "\n".join(lines) + "\n"
 
 
-def write_reports(folder: Path) -> str:
+def write_reports(folder: Path, total_steps: int = Options.total_steps) -> str:
     file, costs = RunFile(folder / "memory_learning.json", MemoryRun), ResultFile(folder / ACTOR_COSTS, {})
-    text = report(file.records, Options.total_steps, costs.content)
+    text = report(file.records, total_steps, costs.content)
     return write_report(folder / "memory_learning.md", text, file.stamped(), costs.stamped())
 
 
@@ -274,7 +274,7 @@ def main(options: Options) -> None:
         costs = ResultFile(options.output / ACTOR_COSTS, {})
         costs.content = actor_costs()
         costs.save(*costs.content)
-    print(write_reports(options.output))
+    print(write_reports(options.output, options.total_steps))
 
 
 if __name__ == "__main__":

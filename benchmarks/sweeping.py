@@ -194,12 +194,13 @@ def main() -> None:
         file.records.append(measure(name, turn, options))
         file.save()
         print(f"{name}: {file.records[-1].seconds:.1f} s, mean score {file.records[-1].score:.1f}", flush=True)
-    print(write_reports(options.output))
+    print(write_reports(options.output, options))
 
 
-def write_reports(folder: Path) -> str:
+def write_reports(folder: Path, options: Options | None = None) -> str:
+    options = options or Options()
     file = RunFile(folder / "sweeping.json", StudyRun)
-    return write_report(folder / "sweeping.md", markdown(chosen(file, Options()), Options()), file.stamped())
+    return write_report(folder / "sweeping.md", markdown(chosen(file, options), options), file.stamped())
 
 
 def chosen(file: RunFile[StudyRun], options: Options) -> list[StudyRun]:
