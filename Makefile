@@ -9,7 +9,7 @@ FEDERATED := build/federated
 SIMULATORS := build/simulators
 ISAAC_PYTHON ?= python3.12
 
-.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac test-mjlab test-federated test-simulators check format bench docs clean
+.PHONY: train train-mbpo test test-browser chaos test-cyborg test-isaac test-mjlab test-federated test-simulators check format bench figures stale docs clean
 
 # A defender of a network: it beats one that restores on sight within a minute.
 train: RUN := runs/defender-$(shell date +%Y%m%d-%H%M%S)
@@ -115,7 +115,16 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cyber.py
 	$(BIN)/python benchmarks/cyber_learning.py
 	$(BIN)/python benchmarks/probe_accuracy.py
+	$(BIN)/python benchmarks/chaos_storms.py
 	$(BIN)/python benchmarks/matrix.py --run
+
+# Every number, table and picture of README.md and docs/ that was measured, from the JSON files under benchmarks/results.
+figures: $(INSTALLED)
+	$(BIN)/python benchmarks/figures.py
+
+# Which results were measured with other sources than today's, and how they are renewed.
+stale: $(INSTALLED)
+	$(BIN)/python benchmarks/figures.py --stale
 
 # The documentation as a site that works from the disk: build/site/index.html. Broken links are errors.
 # Without --quiet: mkdocs drops warnings there before --strict could count them.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import shlex
 import signal
 import statistics
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from run_file import ResultFile, write_report
 
 WANTED = 0.9
 WITHIN_SECONDS = 60.0
@@ -222,9 +222,9 @@ def measure(name: str, options: Options, before: Result | None) -> Result:
     return result
 
 
-def table(results: list[Result], options: Options) -> str:
+def table(results: list[Result], cores: int, options: Options) -> str:
     lines = [
-        f"`--adapt` from a bad setting, {os.cpu_count()} cores, PPO; steps/s, medians. The best by hand is found in "
+        f"`--adapt` from a bad setting, {cores} cores, PPO; steps/s, medians. The best by hand is found in "
         f"runs of {options.seconds:g} s; it and the adapted run then last {options.adapt_seconds:g} s, and what comes "
         "after the first minute counts.",
         "",
@@ -257,31 +257,36 @@ def _list(rates: list[float]) -> str:
     return ", ".join(f"{value:,.0f}" for value in rates)
 
 
-def kept(options: Options) -> dict[str, Result]:
+def kept(file: ResultFile) -> dict[str, Result]:
     """What was measured before."""
-    path = options.output / "adapting.json"
-    if not path.is_file():
-        return {}
-    found = json.loads(path.read_text())["results"]
     return {
-        entry["case"]: Result(**{**entry, "adapted": [Adapted(**run) for run in entry["adapted"]]}) for entry in found
+        entry["case"]: Result(**{**entry, "adapted": [Adapted(**run) for run in entry["adapted"]]})
+        for entry in file.content["results"]
     }
+
+
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(
+        folder / "adapting.json", {"results": []}, lambda found: [one["case"] for one in found["results"]]
+    )
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    text = table(list(kept(file).values()), file.content["machine"]["cores"], Options())
+    return write_report(folder / "adapting.md", text, file.stamped())
 
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    options.output.mkdir(parents=True, exist_ok=True)
-    results = kept(options)
+    file = open_results(options.output)
+    results = kept(file)
     for name in options.cases:
         results[name] = measure(name, options, results.get(name))
         there = [results[case] for case in CASES if case in results]
-        report = {
-            "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
-            "results": [asdict(result) for result in there],
-        }
-        (options.output / "adapting.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        (options.output / "adapting.md").write_text(table(there, options), encoding="utf-8")
-    print(table(there, options))
+        file.content = {"machine": {"cores": os.cpu_count()}, "results": [asdict(result) for result in there]}
+        file.save(name)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

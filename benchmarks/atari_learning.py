@@ -25,11 +25,10 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
-from run_file import RunFile, versions
+from run_file import RunFile, write_report
 
 import freerun
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
-from freerun.tools.bench.load_meter import processor
 
 NUM_ENVS, STEPS_PER_ENV, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 LEARNING_RATE, CLIP_RANGE, ENTROPY_COEF, VALUE_COEF = 2.5e-4, 0.1, 0.01, 0.5
@@ -243,7 +242,6 @@ def trial(act: Act, options: Options) -> float:
 
 
 def report(records: list[ImageRun]) -> str:
-    about = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         "# Learning from images",
         "",
@@ -272,7 +270,7 @@ def report(records: list[ImageRun]) -> str:
                 f"{spread([one.mean_return for one in found])} | {spread(in_training)} | "
                 f"{f'{statistics.median(seconds):.0f} s' if seconds else '–'} |"
             )
-    lines += ["", *way_there(records), "", f"{processor()}; {about}."]
+    lines += ["", *way_there(records)]
     return "\n".join(lines) + "\n"
 
 
@@ -297,6 +295,11 @@ def way_there(records: list[ImageRun]) -> list[str]:
                 means = " | ".join(f"{statistics.mean(at_once):.2f}" for at_once in zip(*found, strict=True))
                 lines.append(f"| {task[0]} | {task[1]:,} | {system} | {len(found)} | {means} |")
     return lines
+
+
+def write_reports(folder: Path) -> str:
+    file = RunFile(folder / "atari_learning.json", ImageRun)
+    return write_report(folder / "atari_learning.md", report(file.records), file.stamped())
 
 
 def main(options: Options) -> None:
@@ -326,10 +329,7 @@ def main(options: Options) -> None:
             )
             file.replace(run, "system", "seed", "task")
             print(f"{system}, seed {seed}: return {run.mean_return:.2f} after {run.seconds:.0f} s", flush=True)
-    options.output.mkdir(parents=True, exist_ok=True)
-    text = report(file.records)
-    (options.output / "atari_learning.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

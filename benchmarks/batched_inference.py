@@ -18,10 +18,9 @@ import gymnasium
 import numpy as np
 import tyro
 from gymnasium import spaces
-from run_file import RunFile, versions
+from run_file import RunFile, write_report
 
 import freerun
-from freerun.tools.bench.load_meter import processor
 
 NUM_FRAMES = 64
 CASES: dict[str, dict[str, Any]] = {
@@ -42,8 +41,6 @@ class Options:
     steps_per_update: int = 512
     step_seconds: float = 0.0005
     """How long a step of the environment computes."""
-    beside: str = "nothing else ran"
-    """What ran on the machine at the same time, for the report."""
     output: Path = Path(__file__).parent / "results" / "batched_inference"
     """Folder for batched_inference.json and .md."""
 
@@ -101,8 +98,7 @@ def measure(options: Options, network: str, case: str) -> float:
     return float(result.summary["steps_per_second"])
 
 
-def report(records: list[InferenceRun], beside: str) -> str:
-    about = ", ".join(f"{name} {version}" for name, version in versions().items())
+def report(records: list[InferenceRun]) -> str:
     lines = [
         "# Actions chosen by workers, and in one batch on the learner's device",
         "",
@@ -116,8 +112,12 @@ def report(records: list[InferenceRun], beside: str) -> str:
         f"{one.steps_per_second:.0f} |"
         for one in records
     ]
-    lines += ["", f"Beside it: {beside}. {processor()}; {about}."]
     return "\n".join(lines) + "\n"
+
+
+def write_reports(folder: Path) -> str:
+    file = RunFile(folder / "batched_inference.json", InferenceRun)
+    return write_report(folder / "batched_inference.md", report(file.records), file.stamped())
 
 
 def main(options: Options) -> None:
@@ -132,9 +132,7 @@ def main(options: Options) -> None:
             file.records.append(run)
             file.save()
             print(f"{network:8} {case:45} {run.steps_per_second:8.0f} steps/s", flush=True)
-    text = report(file.records, options.beside)
-    (options.output / "batched_inference.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -8,16 +8,13 @@ other instead. A ratio above 1 means that the new checkout is faster.
 from __future__ import annotations
 
 import contextlib
-import json
-import platform
 import shlex
 import statistics
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import tyro
+from run_file import ResultFile, write_report
 from turn_taking import TURN_SECONDS, Training, take_turns
 
 WORKLOADS = {
@@ -72,10 +69,9 @@ def measure(workload: str, options: Options, new_first: bool) -> list[float]:
     return rates[::-1] if new_first else rates
 
 
-def table(results: dict[str, list[list[float]]], seconds: float) -> str:
+def table(results: dict[str, list[list[float]]]) -> str:
     lines = [
-        f"{time.strftime('%Y-%m-%d')}, {psutil.cpu_count()} cores, Python {platform.python_version()}; "
-        f"{seconds:g} s of training per run; median rates; mean ratio of pairs of runs, lowest and highest.",
+        "Median rates of training; mean ratio of pairs of runs, lowest and highest.",
         "",
         "| workload | before (steps/s) | after (steps/s) | ratio | pairs |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -89,20 +85,23 @@ def table(results: dict[str, list[list[float]]], seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_reports(folder: Path) -> str:
+    file = ResultFile(folder / "before_after.json", {})
+    return write_report(folder / "before_after.md", table(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    options.output.mkdir(parents=True, exist_ok=True)
-    file = options.output / "before_after.json"
-    results: dict[str, list[list[float]]] = json.loads(file.read_text()) if file.exists() else {}
+    file = ResultFile(options.output / "before_after.json", {})
+    results: dict[str, list[list[float]]] = file.content
     results.update({name: [] for name in options.workloads})
     for repetition in range(options.repeats):
         for name in options.workloads:
             before, after = measure(name, options, new_first=repetition % 2 == 1)
             results[name].append([before, after])
             print(f"{name}: {before:,.0f} -> {after:,.0f} steps/s, ratio {after / before:.3f}", flush=True)
-            file.write_text(json.dumps(results, indent=1) + "\n")
-            (options.output / "before_after.md").write_text(table(results, options.seconds))
-    print(table(results, options.seconds))
+            file.save(name)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
+from run_file import ResultFile, merge, write_report
 
 System = Literal["rsl_rl", "batch", "sync"]
 NAMES = {"rsl_rl": "RSL-RL", "batch": "freerun, batch (v2)", "sync": "freerun, sync"}
@@ -206,16 +206,14 @@ def in_a_process(system: System, seed: int) -> Curve:
     return Curve(**json.loads(finished.stdout.splitlines()[-1]))
 
 
-def report(options: Options, curves: dict[System, list[Curve]]) -> str:
-    work = options.work
-    machine = torch.cuda.get_device_name() if work.device.startswith("cuda") else f"{platform.machine()} CPU"
+def report(work: Work, curves: dict[System, list[Curve]]) -> str:
     sizes = "×".join(map(str, work.hidden_sizes))
     lines = [
         "# PPO on RoughDrone, beside RSL-RL's runner",
         "",
         f"Task {work.task}, {work.num_envs:,} drones × {work.num_steps_per_env} steps, {work.num_epochs} epochs of "
-        f"{work.num_minibatches} minibatches, {sizes} tanh, {work.num_updates} updates; {machine}, "
-        f"torch {torch.__version__}, {options.repeats} interleaved runs each: medians (lowest – highest). "
+        f"{work.num_minibatches} minibatches, {sizes} tanh, {work.num_updates} updates on {work.device}; "
+        f"{max(map(len, curves.values()))} interleaved runs each: medians (lowest – highest). "
         "`benchmarks/beside_rsl_rl.py` wrote this.",
         "",
         "| | steps/s in training | beside RSL-RL | "
@@ -234,6 +232,16 @@ def report(options: Options, curves: dict[System, list[Curve]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "beside_rsl_rl.json", {}, lambda content: content["runs"])
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    curves = {system: [Curve(**run) for run in runs] for system, runs in file.content["runs"].items()}
+    return write_report(folder / "beside_rsl_rl.md", report(Work(**file.content["work"]), curves), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     if options.one is not None:
@@ -244,14 +252,14 @@ def main() -> None:
         for system in options.systems:
             curves[system].append(in_a_process(system, seed))
             print(seed, NAMES[system], f"{curves[system][-1].steps_per_second():,.0f} steps/s", flush=True)
-    text = report(options, curves)
-    print(text)
+    print(report(options.work, curves))
     if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
+        file = open_results(options.output)
         runs = {system: [asdict(curve) for curve in found] for system, found in curves.items()}
-        content = {"work": asdict(options.work), "runs": runs}
-        (options.output / "beside_rsl_rl.json").write_text(json.dumps(content), encoding="utf-8")
-        (options.output / "beside_rsl_rl.md").write_text(text, encoding="utf-8")
+        now = json.loads(json.dumps({"work": asdict(options.work), "runs": runs}))  # tuples are lists in a file
+        file.content = merge(file.content, now, "runs", "work")
+        file.save(*runs)
+        write_reports(options.output)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 import torch
 import tyro
+from run_file import ResultFile, merge, write_report
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import Collector, Metrics, StartPoint
@@ -243,14 +244,25 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def open_results(path: Path) -> ResultFile:
+    return ResultFile(path, {}, lambda content: content["modes"])
+
+
+def write_reports(folder: Path) -> None:
+    for path in folder.glob("cyber-*.json"):
+        file = open_results(path)
+        write_report(path.with_suffix(".md"), markdown(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     results = run_all(options)
     print(markdown(results))
-    options.output.mkdir(parents=True, exist_ok=True)
-    name = "cyber-" + options.env.rpartition("/")[2].lower()
-    (options.output / f"{name}.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    (options.output / f"{name}.md").write_text(markdown(results), encoding="utf-8")
+    file = open_results(options.output / f"cyber-{options.env.rpartition('/')[2].lower()}.json")
+    same = ("machine", "num_workers", "envs_per_worker", "num_epochs")
+    file.content = merge(file.content, json.loads(json.dumps(results)), "modes", *same)
+    file.save(*results["modes"])
+    write_reports(options.output)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from pictures import make_plots, save
+from pictures import is_drawn, make_plots, save
+from run_file import ResultFile, write_report
 
 from freerun.run.evaluation import evaluate
 
@@ -107,21 +108,32 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     save(figure, path)
 
 
+def open_results(folder: Path) -> ResultFile:
+    def rows(records: list[dict[str, Any]]) -> list[str]:
+        return [f"{record['env']}, {record['red_agent']}" for record in records]
+
+    return ResultFile(folder / "cyber_learning.json", [], rows)
+
+
+def write_reports(folder: Path) -> str:
+    file, picture = open_results(folder), folder / "cyber_learning.png"
+    if not is_drawn(picture):
+        draw(file.content, picture)
+    return write_report(folder / "cyber_learning.md", markdown(file.content, Options()), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    path = options.output / "cyber_learning.json"
-    records = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    file = open_results(options.output)
+    records = file.content
     envs = ["freerun/NetworkDefence-v0", *(["cyborg/CAGE2-v0"] if options.cyborg_path else [])]
     for env, red_agent in [(env, red) for env in reversed(envs) for red in options.red_agents]:
         if options.report_only or any((record["env"], record["red_agent"]) == (env, red_agent) for record in records):
             continue
         records.append(run(env, red_agent, options))
-        options.output.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(records), encoding="utf-8")
+        file.save(f"{env}, {red_agent}")
         print(env, red_agent, records[-1]["curve"][-1], records[-1]["trial_mean"], flush=True)
-    (options.output / "cyber_learning.md").write_text(markdown(records, options), encoding="utf-8")
-    draw(records, options.output / "cyber_learning.png")
-    print(markdown(records, options))
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

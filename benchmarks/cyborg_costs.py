@@ -6,8 +6,6 @@ Episodes of 100 random actions, the same ones for both, taken in turns; the resu
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import platform
 import random
 import statistics
@@ -20,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import tyro
+from run_file import ResultFile, write_report
 
 from freerun.adapters import cyborg
 
@@ -94,6 +93,15 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "cyborg_costs.json", {}, lambda content: content["red_agents"])
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "cyborg_costs.md", table(file.content), file.stamped())
+
+
 def main(options: Options) -> None:
     agents: dict[str, Any] = {}
     for red_agent in cyborg.RED_AGENTS:
@@ -102,17 +110,10 @@ def main(options: Options) -> None:
             name: {what: (statistics.mean if what == "step" else statistics.median)(it) for what, it in times.items()}
             for name, times in both.items()
         }
-    report = {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "episodes": options.episodes,
-        "red_agents": agents,
-    }
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "cyborg_costs.json").write_text(json.dumps(report, indent=1) + "\n")
-    text = table(report)
-    (options.output / "cyborg_costs.md").write_text(text)
-    print(text)
+    file = open_results(options.output)
+    file.content = {"python": platform.python_version(), "episodes": options.episodes, "red_agents": agents}
+    file.save(*agents)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import multiprocessing
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import gymnasium
 import peers
 import tyro
+from run_file import ResultFile, write_report
 
 from freerun_envs.straggler import Straggler
 
@@ -168,25 +168,27 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_reports(folder: Path) -> str:
+    file = ResultFile(folder / "default_flags.json", {})
+    return write_report(folder / "default_flags.md", markdown(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    options.output.mkdir(parents=True, exist_ok=True)
-    file = options.output / "default_flags.json"
-    results = json.loads(file.read_text()) if file.exists() else {}
+    file = ResultFile(options.output / "default_flags.json", {})
+    results = file.content
     python = envpool_python()
     cases = [name for name in options.cases if python is not None or not CASES[name].is_envpool_alone]
     for name in set(options.cases) - set(cases):
         print(f"{name} is left out: EnvPool is not installed")
     for name in cases:
-        results[name] = {"limits": [], "speeds": [], "machine": platform.machine(), "flags": CASES[name].flags}
+        results[name] = {"limits": [], "speeds": [], "flags": CASES[name].flags}
     for _ in range(options.repeats):
         for name in cases:
             results[name]["limits"].append(limit(CASES[name]))
             results[name]["speeds"].append(measure(CASES[name], python))
-    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    text = markdown(results)
-    (options.output / "default_flags.md").write_text(text, encoding="utf-8")
-    print(text)
+    file.save(*cases)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

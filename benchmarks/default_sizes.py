@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from run_file import ResultFile, write_report
 
 ENVS_AT_ONCE = ("--num-workers", "4", "--envs-per-worker", "16")
 TASKS = {
@@ -103,21 +104,29 @@ def markdown(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def row_name(result: dict[str, Any]) -> str:
+    return f"{result['task']}, {result['way']}, seed {result['seed']}"
+
+
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "default_sizes.json", [], lambda results: map(row_name, results))
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "default_sizes.md", markdown(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    options.output.mkdir(parents=True, exist_ok=True)
-    file = options.output / "default_sizes.json"
+    file = open_results(options.output)
     jobs = [(task, way, seed) for seed in options.seeds for task in options.tasks for way in options.ways]
-    earlier = json.loads(file.read_text()) if file.exists() else []
-    results = [result for result in earlier if (result["task"], result["way"], result["seed"]) not in jobs]
     with ThreadPoolExecutor(options.at_once) as pool:
         for result in pool.map(lambda job: learn(*job), jobs):
-            results.append(result)
-            # After every run, so that a run of this script that is cut short has not been for nothing.
-            file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    text = markdown(results)
-    (options.output / "default_sizes.md").write_text(text, encoding="utf-8")
-    print(text)
+            name = row_name(result)
+            file.content = [*(one for one in file.content if row_name(one) != name), result]
+            file.save(name)  # after every run, so that a run of this script that is cut short has not been for nothing
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

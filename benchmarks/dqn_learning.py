@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import gymnasium
 import torch
 import tyro
-from run_file import RunFile, versions
+from run_file import RunFile, write_report
 
 import freerun
-from freerun.tools.bench.load_meter import processor
 
 NUM_TRIALS, TRIAL_EPISODES = 20, 10
 FIRST_TRIAL_SEED = 10_000_000
@@ -91,8 +90,6 @@ class Options:
     """LunarLander-v3 is known too."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     systems: tuple[str, ...] = ("freerun, SB3's settings", "Stable-Baselines3", "freerun, defaults")
-    beside: str = "nothing else ran"
-    """What ran on the machine at the same time, for the report."""
     output: Path = Path(__file__).parent / "results" / "dqn_learning"
     """Folder for dqn_learning.json and .md."""
     report_only: bool = False
@@ -199,8 +196,7 @@ SYSTEMS: dict[str, Callable[[str, int], tuple[list[Point], float]]] = {
 }
 
 
-def report(records: list[DQNRun], beside: str) -> str:
-    about = ", ".join(f"{name} {version}" for name, version in versions().items())
+def report(records: list[DQNRun]) -> str:
     lines = [
         "# DQN beside Stable-Baselines3",
         "",
@@ -234,10 +230,14 @@ def report(records: list[DQNRun], beside: str) -> str:
     lines += [
         "",
         "Numbers are medians over seeds; those until the score are over the runs that reached it, and the return at "
-        f"the end is the mean of the last five trials of a run. Beside it: {beside}.",
-        f"{processor()}; {about}.",
+        "the end is the mean of the last five trials of a run.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def write_reports(folder: Path) -> str:
+    file = RunFile(folder / "dqn_learning.json", DQNRun)
+    return write_report(folder / "dqn_learning.md", report(file.records), file.stamped())
 
 
 def main(options: Options) -> None:
@@ -257,9 +257,7 @@ def main(options: Options) -> None:
                 file.save()
                 late = file.records[-1].late_return()
                 print(f"{name}, {system}, seed {seed}: return {late:.0f} after {seconds:.1f} s", flush=True)
-    text = report(file.records, options.beside)
-    (options.output / "dqn_learning.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

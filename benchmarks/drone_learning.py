@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 import tyro
-from pictures import make_plots, save
-from run_file import RunFile
+from pictures import is_drawn, make_plots, save
+from run_file import RunFile, read_content, write_report
 
 import freerun
 from freerun_envs.drone_pilots import fly
@@ -148,7 +148,7 @@ def trials(run_dir: Path, task: str, version: int, env_args: list[str]) -> dict[
 
 def pilots_of(task: str) -> tuple[float, str, float]:
     """The upper bound, and the best pilot's name and mean return."""
-    tables = json.loads((RESULTS / "drone_pilots" / "drone_pilots.json").read_text(encoding="utf-8"))
+    tables = read_content(RESULTS / "drone_pilots" / "drone_pilots.json")
     table = next(table for table in tables if (table["task"], table["version"]) == TASKS[task])
     best = max(table["pilots"], key=lambda pilot: pilot["mean"])
     return table["most"], best["pilot"], best["mean"]
@@ -225,6 +225,14 @@ def draw(runs: list[Run], path: Path) -> None:
     save(figure, path, legend)
 
 
+def write_reports(folder: Path) -> str:
+    file, picture = RunFile(folder / "drone_learning.json", Run), folder / "drone_learning.png"
+    runs = sorted(file.records, key=lambda run: run.key)
+    if not is_drawn(picture):
+        draw(runs, picture)
+    return write_report(folder / "drone_learning.md", markdown(runs), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     file = RunFile(options.output / "drone_learning.json", Run)
@@ -248,10 +256,7 @@ def main() -> None:
             file.records = [*(other for other in file.records if other.key != run.key), run]
             file.save()
             print(*run.key, f"at the end {run.curve[-1]}, trained {run.final}", flush=True)
-    runs = sorted(file.records, key=lambda run: run.key)
-    print(markdown(runs))
-    (options.output / "drone_learning.md").write_text(markdown(runs), encoding="utf-8")
-    draw(runs, options.output / "drone_learning.png")
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

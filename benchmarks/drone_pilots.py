@@ -6,7 +6,6 @@ with each of many drones. Of a pilot with a speed, several speeds are tried, and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 import tyro
+from run_file import ResultFile, write_report
 
 from freerun_envs.drone_pilots import HoverPilot, LawnMower, Pilot, RandomPilot, WaypointPilot, fly, most_return
 from freerun_envs.drone_sim import RoughDroneSim
@@ -89,14 +89,25 @@ def markdown(tables: list[dict[str, Any]]) -> str:
     return "\n".join(lines).replace("%", " %").replace("  %", " %") + "\n"
 
 
+def open_results(folder: Path) -> ResultFile:
+    def rows(tables: list[dict[str, Any]]) -> list[str]:
+        return [f"{table['task']}, v{table['version']}" for table in tables]
+
+    return ResultFile(folder / "drone_pilots.json", [], rows)
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "drone_pilots.md", markdown(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
-    tables = [measure(task, version, options) for task, version in TASKS]
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "drone_pilots.json").write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
-    (options.output / "drone_pilots.md").write_text(markdown(tables), encoding="utf-8")
-    print(markdown(tables))
+    file = open_results(options.output)
+    file.content = [measure(task, version, options) for task, version in TASKS]
+    file.save(*(row for row, _ in file.stamped()))
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any, get_args
 
 import numpy as np
 import tyro
-from run_file import RunFile, versions
+from run_file import RunFile, versions, write_report
 
 import freerun
 from freerun.algorithms.ppo.ppo import PPO
@@ -244,7 +244,7 @@ def main() -> None:
             shutil.rmtree(folder)
             last = file.records[-1]
             print(f"{last.system}, seed {seed}: {last.scores}, {last.num_bytes:,} bytes", flush=True)
-    write(file.records, options)
+    print(write_reports(options.output))
 
 
 def difference(means: Sequence[float], others: Sequence[float]) -> str:
@@ -255,7 +255,12 @@ def difference(means: Sequence[float], others: Sequence[float]) -> str:
     return f"{statistics.fmean(means) - statistics.fmean(others):+.2f} ± {error:.2f}"
 
 
-def write(runs: Sequence[Trained], options: Options) -> None:
+def write_reports(folder: Path) -> str:
+    file = RunFile(folder / "federation.json", Trained)
+    return write_report(folder / "federation.md", markdown(file.records, Options()), file.stamped())
+
+
+def markdown(runs: Sequence[Trained], options: Options) -> str:
     rows = list(dict.fromkeys(run.row for run in runs))
     pooled = [run for run in runs if run.system == "pooled"]
     lines = [
@@ -284,8 +289,7 @@ def write(runs: Sequence[Trained], options: Options) -> None:
             f"| {row} | {len(found)} | {' | '.join(cells)} | {statistics.fmean(means):.2f} | {spread} | "
             f"{above} | {num_bytes / 1e6:.2f} | {share} |"
         )
-    (options.output / "federation.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tyro
 from PIL import Image, ImageSequence
-from run_file import RunFile
+from run_file import RunFile, write_report
 
 import freerun
 
@@ -159,7 +159,7 @@ def show(name: str, options: Options) -> Shown:
     return Shown(name, command, options.seed, steps, seconds, mean_return)
 
 
-def page(shown: list[Shown]) -> str:
+def report(shown: list[Shown]) -> str:
     lines = [
         "# Gallery",
         "",
@@ -181,13 +181,17 @@ def page(shown: list[Shown]) -> str:
     return "\n".join(lines)
 
 
+def write_reports(folder: Path) -> str:
+    file = RunFile(folder / "gallery.json", Shown)
+    return write_report(folder / "gallery.md", report(file.records), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     file = RunFile(options.output / "gallery.json", Shown)
     for name in () if options.report_only else options.exhibits:
         file.replace(show(name, options), "name")
-        (options.output / "gallery.md").write_text(page(file.records), encoding="utf-8")
-    (options.output / "gallery.md").write_text(page(file.records), encoding="utf-8")
+    write_reports(options.output)
 
 
 if __name__ == "__main__":

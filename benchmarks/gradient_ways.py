@@ -7,7 +7,6 @@ forward and backward, beside the numpy of the fast learner. One thread; all take
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
+from run_file import ResultFile, write_report
 from threadpoolctl import threadpool_limits
 
 from freerun.algorithms.learners.compiled_kernel import compiled_kernel
@@ -30,7 +30,6 @@ from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig, with_sizes
 from freerun.algorithms.ppo.training_batch import TrainingBatch
 from freerun.core import EnvSpec, FloatArray, SingleLearner
-from freerun.tools.bench.load_meter import processor
 
 OBS_SIZE, ACTION_SIZE, NUM_ROWS = 17, 6, 4000
 SPEC = EnvSpec(spaces.Box(-np.inf, np.inf, (OBS_SIZE,), np.float32), spaces.Box(-1, 1, (ACTION_SIZE,), np.float32))
@@ -241,38 +240,36 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    sizes = list(results["times"])
+    sizes = list(results)
     lines = [
-        "Microseconds per row of a gradient step, by minibatch: median (lowest – highest). "
-        f"`benchmarks/gradient_ways.py` wrote this on {results['machine']} with one thread, torch {results['torch']}, "
-        f"numpy {results['numpy']}; {results['repeats']} repetitions.",
+        "Microseconds per row of a gradient step with one thread, by minibatch: median (lowest – highest). "
+        "`benchmarks/gradient_ways.py` wrote this.",
         "",
-        f"| | {' | '.join(sizes)} | |",
-        f"| --- |{' ---: |' * len(sizes)} --- |",
+        f"| | {' | '.join(sizes)} | repetitions | |",
+        f"| --- |{' ---: |' * len(sizes)} ---: | --- |",
     ]
     for name, note in STEPS.items():
-        found = [results["times"][size].get(name) for size in sizes]
+        found = [results[size].get(name) for size in sizes]
         shown = [f"{statistics.median(one):.2f} ({min(one):.2f} – {max(one):.2f})" if one else "–" for one in found]
-        lines.append(f"| {name} | {' | '.join(shown)} | {note} |")
+        repeats = min((len(one) for one in found if one), default=0)
+        lines.append(f"| {name} | {' | '.join(shown)} | {repeats} | {note} |")
     return "\n".join(lines) + "\n"
+
+
+def write_reports(folder: Path) -> str:
+    file = ResultFile(folder / "gradient_ways.json", {})
+    return write_report(folder / "gradient_ways.md", markdown(file.content), file.stamped())
 
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
     threadpool_limits(1, "blas")
-    results = {
-        "machine": processor(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "repeats": options.repeats,
-        "times": {str(size): measure(size, options.repeats) for size in options.minibatch_sizes},
-    }
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "gradient_ways.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    text = markdown(results)
-    (options.output / "gradient_ways.md").write_text(text, encoding="utf-8")
-    print(text)
+    file = ResultFile(options.output / "gradient_ways.json", {})
+    for size in options.minibatch_sizes:
+        file.content[str(size)] = measure(size, options.repeats)
+        file.save(str(size))
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ on the machine can only make a call slower. Numbers and tables are written to re
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
-from run_file import versions
+from run_file import ResultFile, write_report
 from threadpoolctl import threadpool_limits
 
 from freerun.algorithms.policies.torch_actor import TorchActor
@@ -99,7 +98,7 @@ def measure(num_calls: int) -> dict[str, Any]:
         for name, spec in specs.items()
         for num_steps in SEGMENT_STEPS
     ]
-    return {"acting": acting, "crossing": crossing, "machine": processor(), "versions": versions()}
+    return {"acting": acting, "crossing": crossing, "machine": processor()}
 
 
 def report(found: dict[str, Any]) -> str:
@@ -125,15 +124,24 @@ def report(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "image_actors.md", report(file.content), file.stamped())
+
+
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "image_actors.json", {}, lambda _: ["all"])
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
     with threadpool_limits(1):
         found = measure(options.calls)
-    print(report(found))
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "image_actors.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (options.output / "image_actors.md").write_text(report(found), encoding="utf-8")
+    file = open_results(options.output)
+    file.content = found
+    file.save("all")
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ results/image_learner. It needs `pip install stable-baselines3`.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
-from run_file import versions
+from run_file import ResultFile, write_report
 
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
@@ -102,7 +101,6 @@ SYSTEMS: dict[str, Callable[[], Callable[[], object]]] = {
 
 
 def report(found: dict[str, Any]) -> str:
-    about = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines = [
         "# An update with the Nature CNN on a CPU",
         "",
@@ -114,9 +112,18 @@ def report(found: dict[str, Any]) -> str:
         f"| --- |{' ---: |' * len(found['threads'])}",
         *(f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |" for name, cells in found["seconds"].items()),
         "",
-        f"Beside it: {found['beside']}. {found['machine']}; {about}.",
+        f"Beside it: {found['beside']}. {found['machine']}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "image_learner.md", report(file.content), file.stamped())
+
+
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "image_learner.json", {}, lambda _: ["all"])
 
 
 def main(options: Options) -> None:
@@ -133,11 +140,11 @@ def main(options: Options) -> None:
                 times.append(time.perf_counter() - started)
             seconds[name].append(min(times))
     found = {"updates": options.updates, "threads": options.threads, "seconds": seconds}
-    found |= {"beside": options.beside, "machine": processor(), "versions": versions()}
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "image_learner.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (options.output / "image_learner.md").write_text(report(found), encoding="utf-8")
-    print(report(found))
+    found |= {"beside": options.beside, "machine": processor()}
+    file = open_results(options.output)
+    file.content = found
+    file.save("all")
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ ones after 100 updates from the same data and the same noise?
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import statistics
 import time
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
+from run_file import ResultFile, merge, write_report
 
 from freerun.algorithms.mbpo.mbpo import MBPO
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
@@ -162,10 +162,19 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "learner_speed.json", {}, lambda content: content["rates"])
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "learner_speed.md", markdown(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     on_gpu = options.device.startswith("cuda")
-    results: dict[str, Any] = {
+    now: dict[str, Any] = {
         "machine": torch.cuda.get_device_name() if on_gpu else platform.processor() or "CPU",
         "torch": torch.__version__,
         "options": {key: str(value) for key, value in dataclasses.asdict(options).items()},
@@ -173,15 +182,15 @@ def main() -> None:
     }
     for acceleration in options.accelerations if on_gpu else ("none",):
         began = time.perf_counter()
-        results["rates"][acceleration] = measure(acceleration, options)
-        print(acceleration, f"({time.perf_counter() - began:.0f} s)", results["rates"][acceleration], flush=True)
-    results["differences"] = differences(options) if on_gpu else {}
-    text = markdown(results)
-    print(text)
+        now["rates"][acceleration] = measure(acceleration, options)
+        print(acceleration, f"({time.perf_counter() - began:.0f} s)", now["rates"][acceleration], flush=True)
+    now["differences"] = differences(options) if on_gpu else {}
+    print(markdown(now))
     if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "learner_speed.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-        (options.output / "learner_speed.md").write_text(text, encoding="utf-8")
+        file = open_results(options.output)
+        file.content = merge(file.content, now, "rates", "machine", "torch")
+        file.save(*now["rates"])
+        write_reports(options.output)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ divided by its gradient steps. The contenders take turns within each repetition,
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import single_file_ppo
 import torch
 import tyro
 from gymnasium import spaces
+from run_file import ResultFile, write_report
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
@@ -306,14 +306,33 @@ def numpy_kernels() -> str:
     return str(found[0]["architecture"]) if found else "unknown"
 
 
+def row_name(algorithm: str, size: str) -> str:
+    return f"{algorithm}, minibatches of {size}"
+
+
+def open_results(folder: Path) -> ResultFile:
+    def rows(results: dict[str, Any]) -> list[str]:
+        return [row_name(algorithm, size) for algorithm, found in results.items() for size in found["times"]]
+
+    return ResultFile(folder / "learner_speed_cpu.json", {}, rows)
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "learner_speed_cpu.md", markdown(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
     threadpool_limits(1, "blas")
-    file = options.output / "learner_speed_cpu.json"
-    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    file = open_results(options.output)
+    results: dict[str, Any] = file.content
+    measured = []
     for algorithm in options.algorithms:
         sizes = options.minibatch_sizes if algorithm == "ppo" else options.batch_sizes
+        earlier = results.get(algorithm, {}).get("times", {})
+        measured += [row_name(algorithm, str(size)) for size in sizes]
         results[algorithm] = {
             "machine": processor(),
             "torch": torch.__version__,
@@ -322,13 +341,10 @@ def main() -> None:
             "kernels": numpy_kernels(),
             "repeats": options.repeats,
             "note": options.note,
-            "times": {str(size): measure(algorithm, size, options) for size in sizes},
+            "times": {**earlier, **{str(size): measure(algorithm, size, options) for size in sizes}},
         }
-    text = markdown(results)
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (options.output / "learner_speed_cpu.md").write_text(text, encoding="utf-8")
+    file.save(*measured)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

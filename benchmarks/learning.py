@@ -12,14 +12,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
 from learning_report import Record, Table, draw, markdown
-from run_file import RunFile, versions
+from pictures import is_drawn
+from run_file import RunFile, versions, write_report
 
 from freerun.tools.bench.load_meter import processor
 
@@ -382,7 +383,7 @@ def run_all(options: Options, results: Results) -> None:
 # ---------------------------------------------------------------------------------------------- the report
 
 
-def write_report(options: Options, results: Results) -> None:
+def report_on(options: Options, results: Results) -> str:
     wanted = plans(options)
     found = {plan: record for plan in wanted for record in results.records if fulfils(record, plan)}
     tables = [
@@ -407,12 +408,15 @@ def write_report(options: Options, results: Results) -> None:
     remarks += [f"Missing: {task}, {label}, seeds {seeds}." for (task, label), seeds in sorted(missing.items())]
     if results.failures:
         remarks.append(f"{len(results.failures)} runs failed; learning.json holds their logs.")
-    path = results.path.with_suffix(".md")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(markdown(tables, SYSTEMS[REFERENCE].label, remarks), encoding="utf-8")
-    print(f"wrote {path}")
-    if found:
-        draw(tables, SYSTEMS[REFERENCE].label, results.path.with_suffix(".png"))
+    picture = results.path.with_suffix(".png")
+    if found and not is_drawn(picture):
+        draw(tables, SYSTEMS[REFERENCE].label, picture)
+    text = markdown(tables, SYSTEMS[REFERENCE].label, remarks)
+    return write_report(results.path.with_suffix(".md"), text, results.stamped())
+
+
+def write_reports(folder: Path) -> str:
+    return report_on(Options(), Results(folder / "learning.json"))
 
 
 def describe(task: str, fraction: float) -> str:
@@ -430,7 +434,7 @@ def main() -> None:
     results = Results(options.output / "learning.json")
     if not options.report_only:
         run_all(options, results)
-    write_report(options, results)
+    print(report_on(replace(options, tasks=tuple(TASKS), systems=tuple(SYSTEMS)), results))
     if num_failed := sum(Plan(**failure["plan"]) in plans(options) for failure in results.failures):
         raise SystemExit(f"{num_failed} runs failed; their logs are in {results.path}")
 

@@ -21,10 +21,9 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
-from run_file import RunFile, others_beside, versions
+from run_file import RunFile, others_beside, write_report
 
 import freerun
-from freerun.tools.bench.load_meter import processor
 from freerun_envs.single_network import NetworkDefence
 
 ENV = "freerun/NetworkDefence-v0"
@@ -154,11 +153,6 @@ def trial(act: Act, num_episodes: int) -> float:
 
 
 def report(records: list[MaskedRun], total_steps: int) -> str:
-    try:
-        theirs = importlib.metadata.version("sb3-contrib")
-    except importlib.metadata.PackageNotFoundError:
-        theirs = "absent"
-    about = ", ".join(f"{name} {version}" for name, version in versions().items())
     settings = ", ".join(f"{name} {value:g}" for name, value in SETTINGS.items())
     lines = [
         "# Learning with action masks",
@@ -182,9 +176,13 @@ def report(records: list[MaskedRun], total_steps: int) -> str:
     lines += [
         "",
         "Both collect and learn in turns. " + others_beside(records),
-        f"{processor()}; {about}, sb3-contrib {theirs}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def write_reports(folder: Path, total_steps: int = Options.total_steps) -> str:
+    file = RunFile(folder / "masked_learning.json", MaskedRun)
+    return write_report(folder / "masked_learning.md", report(file.records, total_steps), file.stamped())
 
 
 def main(options: Options) -> None:
@@ -202,9 +200,7 @@ def main(options: Options) -> None:
             record = MaskedRun(system, seed, options.total_steps, score, seconds, options.alone)
             file.replace(record, "system", "seed", "total_steps")
             print(f"{system}, seed {seed}: return {score:.1f} after {seconds:.1f} s", flush=True)
-    text = report(file.records, options.total_steps)
-    (options.output / "masked_learning.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(write_reports(options.output, options.total_steps))
 
 
 if __name__ == "__main__":

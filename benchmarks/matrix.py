@@ -8,8 +8,6 @@ mode. Where the runs of several modes overlap, it advises the one that `--mode a
 
 from __future__ import annotations
 
-import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -19,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from run_file import add_stamp, read_content, stamps_in, write_report
 from tensor_modes import NUM_STEPS
 
 from freerun.settings.registry import find_mode
-from freerun.tools.bench import analysis, noise
+from freerun.tools.bench import analysis, noise, text_report
 from freerun.tools.bench.analysis import factor, percent
 from freerun.tools.bench.bench_options import ALL, BenchOptions
 from freerun.tools.bench.bench_run import bench
@@ -103,7 +102,7 @@ def of_cyber(folder: Path) -> Measured:
     A stretch counts as its share of its own limit times the median limit, so that changes in the speed of the machine
     cancel out. The quartiles of these rates stand for the runs.
     """
-    found = json.loads((folder / "cyber-cage2-v0.json").read_text())
+    found = read_content(folder / "cyber-cage2-v0.json")
     training = {
         mode: [stretch for run in runs["training"] for stretch in run["stretches"]]
         for mode, runs in found["modes"].items()
@@ -120,7 +119,7 @@ def of_cyber(folder: Path) -> Measured:
 
 def of_tensors(folder: Path) -> Measured:
     """Read the results of tensor_modes.py; its largest number of environments counts."""
-    found = json.loads((folder / "tensor_modes.json").read_text())
+    found = read_content(folder / "tensor_modes.json")
     case = found["cases"][-1]
     runs: dict[str, list[float]] = case["runs"]
     steps = case["num_envs"] * found["num_updates"] * NUM_STEPS
@@ -137,7 +136,7 @@ def of_tensors(folder: Path) -> Measured:
 
 def of_overlap(folder: Path) -> Measured:
     """Read the results of overlap.py."""
-    found = json.loads((folder / "overlap.json").read_text())
+    found = read_content(folder / "overlap.json")
     options = found["options"]
     labels = {"in turn (batch, --max-lag 0)": "batch:max_lag=0", "v2 (batch)": "batch", "v1 (continuous)": "continuous"}
     steps = float(options["total_steps"])
@@ -300,8 +299,17 @@ def measure(case: UseCase, options: Options) -> None:
         bench(BenchOptions(**settings, output=Path(folder)), lambda line: print(line, file=sys.stderr, flush=True))
         target = options.results / case.folder
         target.mkdir(parents=True, exist_ok=True)
-        for name in ("report.json", "report.md"):
-            shutil.copyfile(Path(folder) / name, target / name)
+        add_stamp(Path(folder) / "report.json", target / "report.json", "all")
+        write_reports(target)
+
+
+def write_reports(folder: Path) -> None:
+    """Write the page of one use case, and the table of all."""
+    text = text_report.markdown(Results.read(folder))
+    write_report(folder / "report.md", text, stamps_in(folder / "report.json"))
+    results = folder.parent
+    (results / "matrix").mkdir(exist_ok=True)
+    (results / "matrix" / "matrix.md").write_text(table(USE_CASES, results), encoding="utf-8")
 
 
 def main() -> None:
@@ -314,11 +322,10 @@ def main() -> None:
         is_there = (options.results / case.folder / "report.json").exists()
         if case.bench and chosen and (options.again or (options.run and not is_there)):
             measure(case, options)
-    text = table(USE_CASES, options.results)
-    output = options.results / "matrix" / "matrix.md"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
-    print(text)
+    for case in USE_CASES:
+        if case.bench and (options.results / case.folder).is_dir():
+            write_reports(options.results / case.folder)
+    print((options.results / "matrix" / "matrix.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from run_file import RunFile, versions
+from run_file import RunFile, write_report
 
 import freerun
-from freerun.tools.bench.load_meter import processor
 
 NETWORK_DEFENCE, CYBORG = "freerun/NetworkDefence-v0", "cyborg/CAGE2-v0"
 MEMORIES = ("none", "gru")
@@ -92,7 +91,6 @@ def train(red_agent: str, memory: str, advantage_rows: str, seed: int, options: 
 
 
 def report(records: list[DefenceRun], options: Options) -> str:
-    about = ", ".join(f"{name} {version}" for name, version in versions().items())
     settings = ", ".join(f"{name} {value}" for name, value in SETTINGS.items())
     lines = [
         "# Defending a network with a memory",
@@ -115,8 +113,13 @@ def report(records: list[DefenceRun], options: Options) -> str:
             f"{', '.join(f'{value:.1f}' for value in returns)} | {statistics.median(returns):.1f} | "
             f"{statistics.median(one.seconds for one in found):.0f} |"
         )
-    lines += ["", "Others used the machine at the same time, so the seconds are rough.", f"{processor()}; {about}."]
+    lines += ["", "Others used the machine at the same time, so the seconds are rough."]
     return "\n".join(lines) + "\n"
+
+
+def write_reports(folder: Path) -> str:
+    file = RunFile(folder / "memory_defence.json", DefenceRun)
+    return write_report(folder / "memory_defence.md", report(file.records, Options()), file.stamped())
 
 
 def main(options: Options) -> None:
@@ -131,9 +134,7 @@ def main(options: Options) -> None:
                     continue
                 file.replace(train(red_agent, memory, rows, seed, options), "key")
                 print(file.records[-1], flush=True)
-    text = report(file.records, options)
-    (options.output / "memory_defence.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -22,16 +22,16 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
-from run_file import RunFile, others_beside, versions
+from run_file import ResultFile, RunFile, others_beside, write_report
 
 import freerun
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.core import FloatArray
-from freerun.tools.bench.load_meter import processor
 
 ENV = "freerun/TMaze-v0"
 GOAL, LAST_EPISODES = 0.9, 100
+ACTOR_COSTS = "actor_costs.json"
 NUM_ENVS, STEPS_PER_ENV = 8, 128
 MEMORY_SIZE, HIDDEN_SIZES = 64, (64, 64)
 SETTINGS: dict[str, Any] = {"learning_rate": 3e-4, "gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2}
@@ -205,11 +205,6 @@ def _play(actor: MLPActor | MemoryActor, obs: FloatArray) -> None:
 
 
 def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) -> str:
-    try:
-        theirs = importlib.metadata.version("sb3-contrib")
-    except importlib.metadata.PackageNotFoundError:
-        theirs = "absent"
-    about = ", ".join(f"{name} {version}" for name, version in versions().items())
     settings = ", ".join(f"{name} {value:g}" for name, value in SETTINGS.items())
     lines = [
         "# Learning with a memory",
@@ -241,6 +236,10 @@ def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) 
         "RecurrentPPO has an LSTM for the policy and another one for the value function, and their MLPs see nothing "
         "else. In freerun both share one cell, and see the observation too.",
         "All collect and learn in turns. " + others_beside(records),
+    ]
+    if not costs:
+        return "\n".join(lines) + "\n"
+    lines += [
         "",
         "Processor time of one action in a worker, in microseconds (4 observations, 2 choices, two layers of 64):",
         "",
@@ -248,10 +247,14 @@ def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) 
         "| ---: | ---: | ---: |",
         f"| {costs['MLP']:.1f} | {costs['GRU']:.1f} ({costs['GRU'] / costs['MLP']:.1f} ×) | "
         f"{costs['LSTM']:.1f} ({costs['LSTM'] / costs['MLP']:.1f} ×) |",
-        "",
-        f"{processor()}; {about}, sb3-contrib {theirs}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def write_reports(folder: Path, total_steps: int = Options.total_steps) -> str:
+    file, costs = RunFile(folder / "memory_learning.json", MemoryRun), ResultFile(folder / ACTOR_COSTS, {})
+    text = report(file.records, total_steps, costs.content)
+    return write_report(folder / "memory_learning.md", text, file.stamped(), costs.stamped())
 
 
 def main(options: Options) -> None:
@@ -267,9 +270,11 @@ def main(options: Options) -> None:
             record = summarised(system, seed, options.total_steps, train(seed, options.total_steps), options.alone)
             file.replace(record, "system", "seed", "total_steps")
             print(record, flush=True)
-    text = report(file.records, options.total_steps, actor_costs())
-    (options.output / "memory_learning.md").write_text(text, encoding="utf-8")
-    print(text)
+    if not options.report_only:
+        costs = ResultFile(options.output / ACTOR_COSTS, {})
+        costs.content = actor_costs()
+        costs.save(*costs.content)
+    print(write_reports(options.output, options.total_steps))
 
 
 if __name__ == "__main__":

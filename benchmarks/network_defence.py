@@ -6,7 +6,6 @@ the first part of the same episodes: nothing in them depends on when they end.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import platform
@@ -21,6 +20,7 @@ import numpy as np
 import tyro
 from network_defence_cyborg import DiceReport, Simulator, replay
 from numpy.typing import NDArray
+from run_file import ResultFile, write_report
 
 from freerun_envs.defenders import DEFENDERS
 from freerun_envs.network_actions import ACTION_NAMES
@@ -214,13 +214,33 @@ def _score(found: dict[str, float]) -> str:
     return f"{found['mean']:.1f} ± {found['standard_error']:.1f}"
 
 
+def open_results(folder: Path) -> ResultFile:
+    def rows(report: dict[str, Any]) -> list[str]:
+        ours = [f"{row['red_agent']}, {row['defender']}" for row in report["scores"]]
+        return [*ours, *(["CybORG"] if "cyborg" in report else [])]
+
+    return ResultFile(folder / "network_defence.json", {}, rows)
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "network_defence.md", table(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    report = measure(options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "network_defence.json").write_text(json.dumps(report, indent=1) + "\n")
-    (options.output / "network_defence.md").write_text(table(report))
-    print(table(report))
+    report, file = measure(options), open_results(options.output)
+    measured = {f"{row['red_agent']}, {row['defender']}" for row in report["scores"]}
+    if "cyborg" not in report and "cyborg" in file.content:
+        theirs = {(row["red_agent"], row["defender"]): row.get("cyborg") for row in file.content["scores"]}
+        report["cyborg"] = file.content["cyborg"]
+        for row in report["scores"]:
+            row["cyborg"] = theirs[row["red_agent"], row["defender"]]
+    else:
+        measured.add("CybORG")
+    file.content = report
+    file.save(*measured)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

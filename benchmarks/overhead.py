@@ -7,7 +7,6 @@ processes on this machine's cores, where caches are cold at every step (the mean
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import platform
@@ -22,6 +21,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import tyro
+from run_file import ResultFile, write_report
 
 import freerun.adapters.catalog  # noqa: F401 - registers Straggler
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
@@ -202,13 +202,24 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def open_results(folder: Path) -> ResultFile:
+    def rows(report: dict[str, Any]) -> list[str]:
+        return [*(row["case"] for row in report["steps"]), "weights"]
+
+    return ResultFile(folder / "overhead.json", {}, rows)
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "overhead.md", table(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    report = measure(options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "overhead.json").write_text(json.dumps(report, indent=1) + "\n")
-    (options.output / "overhead.md").write_text(table(report))
-    print(table(report))
+    file = open_results(options.output)
+    file.content = measure(options)
+    file.save(*(row for row, _ in file.stamped()))
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ is not compared with another's ideal: each has its own collectors, and so its ow
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 import tyro
+from run_file import ResultFile, refuse_other_settings, write_report
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.core import AnySegment, Counts, Demand, FloatArray, Segment
@@ -200,15 +200,27 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "overlap.json", {}, lambda content: content["ways"])
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "overlap.md", markdown(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    file = None if options.output is None else open_results(options.output)
+    if file is not None:
+        settings = {name: str(value) for name, value in vars(options).items()}
+        refuse_other_settings(file.content.get("options", {}), settings, "env", "algo", "num_envs", "total_steps")
     results = measure(options)
-    text = markdown(results)
-    print(text)
-    if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "overlap.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-        (options.output / "overlap.md").write_text(text, encoding="utf-8")
+    print(markdown(results))
+    if file is not None and options.output is not None:
+        file.content = results
+        file.save(*results["ways"])
+        write_reports(options.output)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ speed touches all alike. `--install` builds the virtual environments.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -26,6 +24,7 @@ from typing import Any
 
 import psutil
 import tyro
+from run_file import ResultFile, write_report
 
 sys.path.insert(0, str(Path(__file__).parent / "peer_runners"))
 from measuring import CANNOT_RUN
@@ -39,7 +38,6 @@ STARTUP_SECONDS = 180.0
 TORCH = "torch==2.13.0"
 MUJOCO = ("mujoco==3.17.0", "imageio")
 RUN_MARK = "FREERUN_PEERS_RUN"
-README_BEGIN, README_END = "<!-- written by benchmarks/peers.py -->", "<!-- end -->"
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Options:
     output: Path = Path(__file__).parent / "results" / "peers"
     """Folder for peers.json and peers.md."""
     fresh: bool = False
-    """Forget what was measured before, instead of adding to it."""
+    """Measure the chosen systems and workloads anew, instead of adding to what was measured with the same sources."""
     install: bool = False
     """Build the chosen systems' virtual environments, and measure nothing."""
     report_only: bool = False
@@ -157,8 +155,9 @@ def run_all(options: Options) -> None:
     for name, found in versions.items():
         if found is None:
             print(f"{name} is left out: {SYSTEMS[name].runner} or {SYSTEMS[name].distribution} is missing.", flush=True)
-    report = {"cases": []} if options.fresh else read(options.output)
-    cases = {(case["system"], case["workload"]): Case(**case) for case in report["cases"]}
+    file = open_results(options.output)
+    cases = {(case["system"], case["workload"]): Case(**case) for case in file.content["cases"]}
+    stays = {pair for pair in cases if not options.fresh and file.is_current(row_name(*pair))}
     for repeat in range(options.repeats):
         for workload, name in chosen(options):
             found = versions[name]
@@ -168,11 +167,14 @@ def run_all(options: Options) -> None:
             if figures is None:
                 continue
             case = cases.get((name, workload))
-            if case is None or case.version != found:  # figures of another version are not to be mixed
+            # Figures of another version, of ours or of theirs, are not to be mixed.
+            if case is None or case.version != found or (name, workload) not in stays:
                 case = cases[name, workload] = Case(name, workload, found)
+                stays.add((name, workload))
             case.samples.append(figures)
             print(f"[{repeat + 1}/{options.repeats}] {workload} {name}: {figures}", flush=True)
-            write(cases, options.output)  # what is measured so far is not lost when the rest is cut short
+            file.content = in_order(cases)
+            file.save(row_name(name, workload))  # what is measured so far is not lost when the rest is cut short
 
 
 def chosen(options: Options) -> Iterator[tuple[str, str]]:
@@ -225,21 +227,21 @@ def end_leftovers(group: int, mark: str) -> None:
                 process.kill()
 
 
-def read(folder: Path) -> dict[str, Any]:
-    path = folder / RESULTS
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cases": []}
-    return report
+def row_name(system: str, workload: str) -> str:
+    return f"{system}, {workload}"
 
 
-def write(cases: dict[tuple[str, str], Case], folder: Path) -> None:
+def open_results(folder: Path) -> ResultFile:
+    def rows(content: Any) -> list[str]:
+        return [row_name(case["system"], case["workload"]) for case in content["cases"]]
+
+    return ResultFile(folder / RESULTS, {"cases": []}, rows)
+
+
+def in_order(cases: dict[tuple[str, str], Case]) -> dict[str, Any]:
     order = {pair: place for place, pair in enumerate((name, work) for work in WORKLOADS for name in SYSTEMS)}
-    report = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
-        "cases": [vars(cases[pair]) for pair in sorted(cases, key=lambda pair: order.get(pair, len(order)))],
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULTS).write_text(json.dumps(report, indent=1) + "\n")
+    places = sorted(cases, key=lambda pair: order.get(pair, len(order)))
+    return {"machine": {"cores": os.cpu_count()}, "cases": [vars(cases[pair]) for pair in places]}
 
 
 # ---------------------------------------------------------------------------------------------- reporting
@@ -247,8 +249,10 @@ def write(cases: dict[tuple[str, str], Case], folder: Path) -> None:
 
 def table(report: dict[str, Any]) -> str:
     runs = [len(case["samples"]) for case in report["cases"]]
+    # Results from before there were stamps have one date for all.
+    about = [f"{report['machine']['cores']} cores", *([report["date"]] if "date" in report else [])]
     lines = [
-        f"{report['machine']['cores']} cores, {report['date']}; median (lowest–highest) of {min(runs)}–{max(runs)} "
+        f"{', '.join(about)}; median (lowest–highest) of {min(runs)}–{max(runs)} "
         "interleaved runs, each in a process of its own.",
         "",
         "All collect with a policy acting, except `bare` (random actions, drawn on the way) and `bare_ready_actions` "
@@ -263,8 +267,8 @@ def table(report: dict[str, Any]) -> str:
             "",
             f"## {name}: {workload.env_id}, {workload.num_workers} workers × {environments(workload)}",
             "",
-            "| system | version | steps/s | episodes/s | of `bare` | start-up s |",
-            "| --- | --- | ---: | ---: | ---: | ---: |",
+            "| system | version | runs | steps/s | episodes/s | of `bare` | start-up s |",
+            "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
         ]
         lines += [row(case, bare[0] if bare else None) for case in cases]
     return "\n".join(lines) + "\n"
@@ -289,12 +293,9 @@ def summary(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_readme(report: dict[str, Any]) -> None:
-    path = REPOSITORY / "README.md"
-    before, begin, rest = path.read_text(encoding="utf-8").partition(README_BEGIN)
-    _, end, after = rest.partition(README_END)
-    if begin and end:
-        path.write_text(f"{before}{begin}\n{summary(report)}\n{end}{after}", encoding="utf-8")
+def summary_of(folder: Path) -> str:
+    """The table in the README."""
+    return summary(open_results(folder).content)
 
 
 def environments(workload: Workload) -> str:
@@ -305,7 +306,8 @@ def environments(workload: Workload) -> str:
 def row(case: dict[str, Any], bare: float | None) -> str:
     share = f"{100 * median(case, 'steps_per_second') / bare:.0f} %" if bare else "–"
     return (
-        f"| `{case['system']}` | {case['version']} | {spread(case, 'steps_per_second', ',.0f')} "
+        f"| `{case['system']}` | {case['version']} | {len(case['samples'])} "
+        f"| {spread(case, 'steps_per_second', ',.0f')} "
         f"| {spread(case, 'episodes_per_second', ',.1f')} | {share} | {spread(case, 'startup_seconds', '.1f')} |"
     )
 
@@ -320,6 +322,11 @@ def spread(case: dict[str, Any], name: str, form: str) -> str:
     return format(statistics.median(values), form) + beyond
 
 
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "peers.md", table(file.content), file.stamped())
+
+
 def main() -> None:
     # As an exception, so that the running system is ended as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -330,13 +337,9 @@ def main() -> None:
         return
     if not options.report_only:
         run_all(options)
-    report = read(options.output)
-    if not report["cases"]:
+    if not open_results(options.output).content["cases"]:
         raise SystemExit("Nothing has been measured.")
-    (options.output / "peers.md").write_text(table(report))
-    if options.output == Options.output:
-        write_readme(report)
-    print(table(report))
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 NUM_COLUMNS = 3
+DRAWN_FROM = "Drawn from"
+"""The keyword of the text in a picture that says which results it shows."""
 
 
 def make_plots(num_plots: int, inches: tuple[float, float] = (5.0, 3.8), **options: Any) -> tuple[Figure, list[Axes]]:
@@ -36,5 +39,18 @@ def save(figure: Figure, path: Path, legend: Sequence[Artist] | None = None) -> 
     # A plot is wide enough for two entries.
     num_columns = min(len(handles), max(2, 2 * round(figure.get_figwidth() / 5.0)))
     figure.legend(handles=handles, loc="outside lower center", ncols=num_columns, frameon=False, fontsize="small")
-    figure.savefig(path)
+    figure.savefig(path, metadata={DRAWN_FROM: digest_of_results(path)})
     print(f"wrote {path}")
+
+
+def is_drawn(path: Path) -> bool:
+    """Return whether a picture shows the results that lie beside it, so that it need not be drawn again."""
+    if not path.exists():
+        return False
+    # A text chunk of a PNG file is a keyword, a zero byte and the text.
+    return f"{DRAWN_FROM}\0{digest_of_results(path)}".encode() in path.read_bytes()
+
+
+def digest_of_results(path: Path) -> str:
+    """Return a digest of the JSON file that has the name of a picture."""
+    return hashlib.sha256(path.with_suffix(".json").read_bytes()).hexdigest()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import shlex
 import signal
 import statistics
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from run_file import ResultFile, write_report
 from turn_taking import TURN_SECONDS, Training, take_turns
 
 from freerun.tools.probe.auto_mode import ENOUGH_WORKERS
@@ -149,8 +149,7 @@ def note(found: dict[str, Any], cases: Sequence[Case], chosen: list[Chosen], env
 
 def kept(folder: Path, envs: Mapping[str, Any]) -> tuple[dict[str, list[Case]], list[Chosen]]:
     """What was measured before, of other environments."""
-    path = folder / "probe_accuracy.json"
-    found = json.loads(path.read_text()) if path.exists() else {"cases": [], "chosen": []}
+    found = open_results(folder).content
     cases: dict[str, list[Case]] = {}
     for fields in found["cases"]:
         if fields["env"] not in envs:
@@ -184,14 +183,15 @@ def measure(options: Options) -> tuple[list[Case], list[Chosen]]:
 # ---------------------------------------------------------------------------------------------- the table
 
 
-def table(cases: list[Case], chosen: list[Chosen], options: Options) -> str:
+def table(report: dict[str, Any], cases: list[Case], chosen: list[Chosen]) -> str:
+    flags = report["flags"]
     errors = [abs(case.error) for case in cases]
     seconds = [choice.probe_seconds for choice in chosen]
     lines = [
         "# What a probe predicts and what happens",
         "",
-        f"Steps/s that `freerun probe` predicts and that `freerun train` reaches, {os.cpu_count()} cores, PPO"
-        f"{f' ({options.flags})' if options.flags else ''}; medians of runs of about {options.seconds:g} s, in which "
+        f"Steps/s that `freerun probe` predicts and that `freerun train` reaches, {report['machine']['cores']} cores, "
+        f"PPO{f' ({flags})' if flags else ''}; medians of runs of about {report['seconds']:g} s, in which "
         f"the modes of an environment that computes take turns every {TURN_SECONDS:g} s, and of probes before and "
         f"after. A probe took {statistics.median(seconds):.0f} s.",
         "",
@@ -243,16 +243,32 @@ def verdict(env: str, cases: list[Case], chosen: list[Chosen]) -> str:
 
 
 def write(options: Options, cases: list[Case], chosen: list[Chosen]) -> None:
-    options.output.mkdir(parents=True, exist_ok=True)
-    report = {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
+    file = open_results(options.output)
+    file.content = {
+        "machine": {"cores": os.cpu_count()},
         "flags": options.flags,
         "seconds": options.seconds,
         "cases": [asdict(case) for case in cases],
         "chosen": [asdict(choice) for choice in chosen],
     }
-    (options.output / "probe_accuracy.json").write_text(json.dumps(report, indent=1) + "\n")
-    (options.output / "probe_accuracy.md").write_text(table(cases, chosen, options))
+    measured = {*options.envs, *(["cyborg/CAGE2-v0"] if options.cyborg_path else [])}
+    file.save(*(row_name(vars(case)) for case in cases if case.env in measured))
+
+
+def row_name(case: dict[str, Any]) -> str:
+    return f"{case['env']}, {case['mode']}, {case['num_workers']} workers"
+
+
+def open_results(folder: Path) -> ResultFile:
+    empty: dict[str, Any] = {"cases": [], "chosen": []}
+    return ResultFile(folder / "probe_accuracy.json", empty, lambda report: map(row_name, report["cases"]))
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    cases, chosen = kept(folder, {})
+    text = table(file.content, [case for found in cases.values() for case in found], chosen)
+    return write_report(folder / "probe_accuracy.md", text, file.stamped())
 
 
 def main() -> None:
@@ -260,7 +276,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that nobody is left standing still
     cases, chosen = measure(options)
     write(options, cases, chosen)
-    print(table(cases, chosen, options))
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

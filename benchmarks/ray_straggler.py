@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 import psutil
 import tyro
+from run_file import ResultFile, write_report
 from throughput import WARM_UP_UPDATES, bare_step
 
 RESULTS = "ray.json"
@@ -204,9 +204,9 @@ def cases(options: Options) -> list[tuple[str, str]]:
 
 
 def run_all(options: Options) -> None:
-    path = options.output / RESULTS
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    report["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    file = open_results(options.output)
+    report = file.content
+    report["machine"] = {"cores": os.cpu_count()}
     for repeat in range(options.repeats):
         for kind, case in cases(options):
             arguments = ["--num-workers", str(options.num_workers), "--num-updates", str(options.num_updates)]
@@ -216,13 +216,25 @@ def run_all(options: Options) -> None:
                 raise SystemExit(f"{kind} {case} failed:\n{done.stdout}\n{done.stderr}")
             figures = json.loads(done.stdout.splitlines()[-1])
             key = f"{case} × {options.num_workers}" if kind == "efficiency" else case
-            report.setdefault(kind, {}).setdefault(key, []).append(figures)
+            samples = report.setdefault(kind, {}).setdefault(key, [])
+            if not file.is_current(f"{kind} {key}"):  # figures of other sources are not to be mixed
+                samples.clear()
+            samples.append(figures)
+            file.save(f"{kind} {key}")
             print(f"[{repeat + 1}/{options.repeats}] {kind} {key}: {figures}", flush=True)
-            options.output.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(report, indent=1) + "\n")
-    text = tables(report)
-    (options.output / "ray.md").write_text(text)
-    print(text)
+    print(write_reports(options.output))
+
+
+def open_results(folder: Path) -> ResultFile:
+    def rows(report: dict[str, Any]) -> list[str]:
+        return [f"{kind} {key}" for kind in ("efficiency", "nodes") for key in report.get(kind, {})]
+
+    return ResultFile(folder / RESULTS, {}, rows)
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "ray.md", tables(file.content), file.stamped())
 
 
 def tables(report: dict[str, Any]) -> str:

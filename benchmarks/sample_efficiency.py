@@ -20,7 +20,8 @@ from statistics import median
 from typing import Any
 
 import tyro
-from pictures import make_plots, save
+from pictures import is_drawn, make_plots, save
+from run_file import ResultFile, write_report
 
 POLL_SECONDS = 0.5
 
@@ -128,8 +129,16 @@ class Job:
         }
 
 
+def row_name(record: dict[str, Any]) -> str:
+    return f"{record['task']}, {record['system']}, seed {record['seed']}"
+
+
+def open_results(path: Path) -> ResultFile:
+    return ResultFile(path, [], lambda records: map(row_name, records))
+
+
 def read(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return open_results(path).content  # type: ignore[no-any-return]
 
 
 def key(record: dict[str, Any]) -> tuple[str, str, int]:
@@ -139,10 +148,9 @@ def key(record: dict[str, Any]) -> tuple[str, str, int]:
 
 def add(path: Path, record: dict[str, Any]) -> None:
     """Write a finished run into the file. All others stay, also those that another process has added meanwhile."""
-    kept = [other for other in read(path) if key(other) != key(record)]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps([*kept, record]), encoding="utf-8")
-    temporary.replace(path)
+    file = open_results(path)
+    file.content = [*(other for other in file.content if key(other) != key(record)), record]
+    file.save(row_name(record))
 
 
 def run_all(options: Options, path: Path) -> None:
@@ -261,16 +269,20 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     save(figure, path)
 
 
+def write_reports(folder: Path) -> str:
+    file, picture = open_results(folder / "sample_efficiency.json"), folder / "sample_efficiency.png"
+    if not is_drawn(picture):
+        draw(file.content, picture)
+    return write_report(folder / "sample_efficiency.md", markdown(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     path = options.output / "sample_efficiency.json"
     if not options.report_only:
         run_all(options, path)
-    records = read(path)
-    if records:
-        (options.output / "sample_efficiency.md").write_text(markdown(records), encoding="utf-8")
-        draw(records, options.output / "sample_efficiency.png")
-        print(markdown(records))
+    if path.exists():
+        print(write_reports(options.output))
 
 
 if __name__ == "__main__":

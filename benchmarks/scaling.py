@@ -12,7 +12,6 @@ What is assumed and not measured is in `Cluster`.
 from __future__ import annotations
 
 import heapq
-import json
 import multiprocessing
 import os
 import time
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 import tyro
-from run_file import versions
+from run_file import ResultFile, write_report
 
 from freerun.tools.bench.load_meter import processor
 
@@ -475,20 +474,27 @@ def tables(costs: Costs, updates: dict[str, list[float]], seconds: float, machin
     return "\n".join(lines)
 
 
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / RESULT, {}, lambda _: ["costs"])
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    found = file.content
+    text = tables(Costs(**found["costs"]), found["updates"], Options.seconds, found["machine"])
+    return write_report(folder / "scaling.md", text, file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    path = options.output / RESULT
-    options.output.mkdir(parents=True, exist_ok=True)
     if "measure" in options.what:
         machine = f"{os.cpu_count()} cores of {processor()}"
         costs, updates = measure(options.messages)
-        content = {"machine": machine, "versions": versions(), "costs": asdict(costs), "updates": updates}
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        file = open_results(options.output)
+        file.content = {"machine": machine, "costs": asdict(costs), "updates": updates}
+        file.save("costs")
     if "simulate" in options.what:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        text = tables(Costs(**content["costs"]), content["updates"], options.seconds, content["machine"])
-        (options.output / "scaling.md").write_text(text, encoding="utf-8")
-        print(text)
+        print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,11 @@ import gymnasium
 import numpy as np
 import psutil
 import tyro
-from run_file import RunFile, versions
+from run_file import RunFile, write_report
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.settings.presets import PRESETS
-from freerun.tools.bench.load_meter import BUSY_FIELDS, processor
+from freerun.tools.bench.load_meter import BUSY_FIELDS
 
 BARE_SECONDS = 4.0
 SLOWEST_SECONDS = 150.0
@@ -307,11 +306,12 @@ def report(records: Sequence[SimulatorRun]) -> str:
                 cells += [spread(of_bare, ".0%"), spread(of_sb3, ".2f"), str(len(whole)), others]
                 lines.append(f"| {case.about} | {num_workers} | {' | '.join(cells)} |")
     lines += ["", "What steps and resets take, in a process of `bare` (medians of the repetitions):"]
-    found = {**versions(), **{name: version(name) for name in SIMULATOR_PACKAGES}}
-    about = ", ".join(f"{name} {number}" for name, number in found.items())
-    days = sorted({one.date for one in records})
-    when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    return "\n".join([*lines, *costs, "", f"{when}; {processor()}; {about}."]) + "\n"
+    return "\n".join([*lines, *costs]) + "\n"
+
+
+def write_reports(folder: Path) -> str:
+    file = RunFile(folder / "simulators.json", SimulatorRun)
+    return write_report(folder / "simulators.md", report(file.records), file.stamped())
 
 
 def main(options: Options) -> None:
@@ -333,9 +333,7 @@ def main(options: Options) -> None:
                     print(
                         f"{name} × {num_workers}, {system}: {speed[0]:,.0f} steps/s, others {others:.0f} %", flush=True
                     )
-    text = report(file.records)
-    (options.output / "simulators.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from run_file import RunFile, versions
+from run_file import RunFile, versions, write_report
 
 ENV = "CartPole-v1"
 STEPS_PER_UPDATE, NUM_EPOCHS, MINIBATCH_SIZE, HIDDEN_SIZES = 512, 4, 64, (64, 64)
@@ -194,9 +194,13 @@ def main() -> None:
         file.records.append(measure(name, turn, options))
         file.save()
         print(f"{name}: {file.records[-1].seconds:.1f} s, mean score {file.records[-1].score:.1f}", flush=True)
-    report = markdown(chosen(file, options), options)
-    (options.output / "sweeping.md").write_text(report, encoding="utf-8")
-    print(report)
+    print(write_reports(options.output, options))
+
+
+def write_reports(folder: Path, options: Options | None = None) -> str:
+    options = options or Options()
+    file = RunFile(folder / "sweeping.json", StudyRun)
+    return write_report(folder / "sweeping.md", markdown(chosen(file, options), options), file.stamped())
 
 
 def chosen(file: RunFile[StudyRun], options: Options) -> list[StudyRun]:

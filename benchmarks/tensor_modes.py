@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import tyro
+from run_file import ResultFile, merge, write_report
 
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
@@ -244,13 +245,26 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def row_name(case: dict[str, Any]) -> str:
+    return f"{case['num_envs']:,} drones, {case['acceleration']}, {case['num_minibatches']} minibatches"
+
+
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "tensor_modes.json", {}, lambda content: map(row_name, content["cases"]))
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "tensor_modes.md", markdown(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     on_gpu = options.device.startswith("cuda")
     torch.set_num_threads(1)
     if on_gpu:
         torch.set_float32_matmul_precision("high")
-    results = {
+    results: dict[str, Any] = {
         "machine": torch.cuda.get_device_name() if on_gpu else "CPU",
         "torch": torch.__version__,
         "task": options.task,
@@ -265,9 +279,14 @@ def main() -> None:
     }
     print(markdown(results))
     if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "tensor_modes.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-        (options.output / "tensor_modes.md").write_text(markdown(results), encoding="utf-8")
+        file = open_results(options.output)
+        earlier = {row_name(case): case for case in file.content.get("cases", [])}
+        cases = {"cases": {row_name(case): case for case in results["cases"]}}
+        same = ("machine", "torch", "task", "hidden_sizes", "num_updates")
+        merged = merge({**file.content, "cases": earlier} if earlier else {}, {**results, **cases}, "cases", *same)
+        file.content = {**merged, "cases": list(merged["cases"].values())}
+        file.save(*cases["cases"])
+        write_reports(options.output)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from typing import Any
 
 import psutil
 import tyro
+from pictures import is_drawn
+from run_file import ResultFile, write_report
 
 RESULTS = "throughput.json"
 WARM_UP_UPDATES = 2
@@ -97,7 +98,7 @@ class Options:
     output: Path = Path(__file__).parent / "results" / "throughput"
     """Folder for throughput.json, throughput.md and throughput.png."""
     fresh: bool = False
-    """Forget what was measured before, instead of adding to it."""
+    """Measure the chosen cases anew, instead of adding to what was measured with the same sources."""
     report_only: bool = False
     """Write table and picture again from throughput.json."""
     case: str | None = None
@@ -201,10 +202,12 @@ def _sample_memory(sink: list[float], num_workers: int, done: threading.Event) -
 
 
 def run_all(options: Options) -> None:
-    chosen = cases(options)
-    samples = {} if options.fresh else read(options.output / RESULTS)
+    chosen, file = cases(options), open_results(options.output)
+    samples = read(file)
     for case in chosen:
-        samples.setdefault(case, [])
+        # Figures of other sources are not to be mixed.
+        if case not in samples or options.fresh or not file.is_current(row_name(asdict(case))):
+            samples[case] = []
     for repeat in range(options.repeats):
         for case in chosen:
             command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
@@ -213,29 +216,37 @@ def run_all(options: Options) -> None:
                 raise SystemExit(f"{case.name} failed:\n{done.stderr}")
             samples[case].append(Figures(**json.loads(done.stdout.splitlines()[-1])))
             print(f"[{repeat + 1}/{options.repeats}] {case.name}: {samples[case][-1]}", flush=True)
-            write(samples, options.output)  # what is measured so far is not lost when the rest is cut short
+            file.content = as_content(samples)
+            file.save(row_name(asdict(case)))  # what is measured so far is not lost when the rest is cut short
 
 
-def read(path: Path) -> dict[Case, list[Figures]]:
-    """What was measured before: further runs add to it."""
+def read(file: ResultFile) -> dict[Case, list[Figures]]:
+    """What was measured before: further runs with the same sources add to it."""
     samples = {}
-    for case in json.loads(path.read_text())["cases"] if path.exists() else ():
+    for found in file.content["cases"]:
+        case = dict(found)
         taken = case.pop("samples")
         samples[Case(**case)] = [Figures(**sample) for sample in taken]
     return samples
 
 
-def write(samples: dict[Case, list[Figures]], folder: Path) -> None:
-    report = {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
+def row_name(case: dict[str, Any]) -> str:
+    return Case(**{name: value for name, value in case.items() if name != "samples"}).name
+
+
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / RESULTS, {"cases": []}, lambda report: map(row_name, report["cases"]))
+
+
+def as_content(samples: dict[Case, list[Figures]]) -> dict[str, Any]:
+    return {
+        "machine": {"cores": os.cpu_count()},
         "cases": [
             {**asdict(case), "samples": [asdict(sample) for sample in taken]}
             for case, taken in samples.items()
             if taken
         ],
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULTS).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def add_efficiency(report: dict[str, Any]) -> None:
@@ -318,6 +329,14 @@ def draw(report: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
+def write_reports(folder: Path) -> str:
+    file, picture = open_results(folder), folder / "throughput.png"
+    add_efficiency(file.content)
+    if not is_drawn(picture):
+        draw(file.content, picture)
+    return write_report(folder / "throughput.md", table(file.content), file.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     if options.case is not None:
@@ -325,11 +344,7 @@ def main() -> None:
         return
     if not options.report_only:
         run_all(options)
-    report = json.loads((options.output / RESULTS).read_text())
-    add_efficiency(report)
-    draw(report, options.output / "throughput.png")
-    (options.output / "throughput.md").write_text(table(report))
-    print(table(report))
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

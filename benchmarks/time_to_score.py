@@ -11,10 +11,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
+from pictures import is_drawn
+from run_file import write_report
 from time_to_score_report import Record, Table, draw, markdown
 from time_to_score_runs import Job, Plan, Results
 from time_to_score_systems import REFERENCE, SYSTEMS, TASKS, why_absent
@@ -83,6 +85,8 @@ def plans(options: Options) -> list[Plan]:
 def run_all(options: Options, results: Results) -> None:
     began = time.perf_counter()
     wanted = [plan for plan in plans(options) if why_absent(plan.system, plan.task) is None]
+    for reason in sorted({why_absent(plan.system, plan.task) or "" for plan in plans(options) if plan not in wanted}):
+        print(reason, flush=True)
     if options.fresh:
         for old in wanted:
             results.forget(old)
@@ -118,15 +122,15 @@ def run_all(options: Options, results: Results) -> None:
         print(f"{num_missing} runs are missing: the same command continues with them", flush=True)
 
 
-def write_report(options: Options, results: Results) -> None:
+def report_on(options: Options, results: Results) -> str:
     wanted = plans(options)
     found = {plan: record for plan in wanted for record in results.records if plan.is_fulfilled_by(record)}
 
     def rows(task: str) -> Iterator[tuple[str, list[Record]]]:
-        """A system's runs; one that cannot run here has a row only if it ran elsewhere."""
+        """The runs of each system that has some."""
         for system in options.systems:
             records = [record for plan, record in found.items() if (plan.task, plan.system) == (task, system)]
-            if records or why_absent(system, task) is None:
+            if records:
                 yield SYSTEMS[system].label, records
 
     tables = [
@@ -140,18 +144,18 @@ def write_report(options: Options, results: Results) -> None:
         )
         for name in options.tasks
     ]
-    possible = [plan for plan in wanted if plan in found or why_absent(plan.system, plan.task) is None]
-    remarks = [f"{len(found)} of {len(possible)} runs are in."]
-    remarks += sorted({why_absent(plan.system, plan.task) or "" for plan in wanted if plan not in possible})
+    remarks = [f"{len(found)} of {len(wanted)} runs are in."]
     if others := len(results.records) - len(found):
         remarks.append(f"Left out: {others} runs in time_to_score.json under other conditions, or not asked for.")
     remarks += [f"Failed: {failure['run']}; time_to_score.json holds its log." for failure in results.failures]
-    path = results.path.with_suffix(".md")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(markdown(tables, remarks), encoding="utf-8")
-    print(f"wrote {path}")
-    if found:
-        draw(tables, results.path.with_suffix(".png"))
+    picture = results.path.with_suffix(".png")
+    if found and not is_drawn(picture):
+        draw(tables, picture)
+    return write_report(results.path.with_suffix(".md"), markdown(tables, remarks), results.stamped())
+
+
+def write_reports(folder: Path) -> str:
+    return report_on(Options(), Results(folder / "time_to_score.json"))
 
 
 def main() -> None:
@@ -160,7 +164,7 @@ def main() -> None:
     results = Results(options.output / "time_to_score.json")
     if not options.report_only:
         run_all(options, results)
-    write_report(options, results)
+    print(report_on(replace(options, tasks=tuple(TASKS), systems=tuple(SYSTEMS)), results))
     if results.failures:
         raise SystemExit(f"{len(results.failures)} runs failed; their logs are in {results.path}")
 

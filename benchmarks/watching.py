@@ -7,8 +7,6 @@ once a second; interleaved, and compared by medians.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 import tyro
+from run_file import ResultFile, write_report
 
 from freerun.core import Counts, State
 from freerun.telemetry.machine_load import MachineLoad
@@ -275,47 +274,60 @@ def in_browser(url: str) -> dict[str, float]:
 
 
 def main(options: Options) -> None:
-    options.output.mkdir(parents=True, exist_ok=True)
-    weights = long_run(options.hours)
-    print(weights, flush=True)
-    note, delay = note_microseconds(), seconds_to_see_a_killed_worker()
-    found = rates(options)
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
+    file = open_results(options.output)
+    file.content["long_run"] = {"hours": options.hours, **long_run(options.hours)}
+    print(file.content["long_run"], flush=True)
+    file.content["note_microseconds"] = note_microseconds()
+    file.content["timeline_percent_of_a_core"] = timeline_percent_of_a_core()
+    file.content["killed_worker_seconds"] = seconds_to_see_a_killed_worker()
+    file.content["rates"] = rates(options)
+    file.save(*file.content)
+    print(write_reports(options.output))
+
+
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "watching.json", {})
+
+
+def write_reports(folder: Path) -> str:
+    file = open_results(folder)
+    return write_report(folder / "watching.md", markdown(file.content), file.stamped())
+
+
+def markdown(found: dict[str, Any]) -> str:
+    weights = found["long_run"]
+    keeping = found.get("timeline_percent_of_a_core")  # results from before there were stamps do not have it
     lines = [
         "# What watching costs",
-        f"By `benchmarks/watching.py` ({machine}; {options.repeats} runs of each kind, interleaved; medians, and the "
-        "lowest and highest).",
+        "By `benchmarks/watching.py` (runs of each kind, interleaved; medians, and the lowest and highest).",
         "",
-        f"- A change of state is noted in {note:.2f} µs; keeping the timeline of {NUM_WORKERS} workers takes "
-        f"{timeline_percent_of_a_core():.2f} % of a core.",
-        f"- A killed worker is seen on the page after {delay:.1f} s.",
-        f"- {options.hours:g} hours of {NUM_WORKERS} workers: {weights['folder_megabytes']:.0f} MB on disk, read in "
-        f"{weights['seconds_until_all_is_read']:.0f} s by a server of {weights['server_megabytes']:.0f} MB, which then "
-        f"answers all that the page asks for in {weights['look_milliseconds']:.0f} ms"
-        + (
-            f"; {weights['browser_heap_megabytes']:.0f} MB in the browser."
-            if "browser_heap_megabytes" in weights
-            else "."
-        ),
-        "",
-        "| steps/s | without any of it | with the timeline | and a page that is looked at |",
-        "| --- | ---: | ---: | ---: |",
+        "| | |",
+        "| --- | ---: |",
+        f"| to note a change of state | {found['note_microseconds']:.2f} µs |",
+        *([f"| to keep the timeline of {NUM_WORKERS} workers | {keeping:.2f} % of a core |"] if keeping else []),
+        f"| until a killed worker is seen on the page | {found['killed_worker_seconds']:.1f} s |",
+        f"| {weights.get('hours', Options.hours):g} hours of {NUM_WORKERS} workers, on disk "
+        f"| {weights['folder_megabytes']:.0f} MB |",
+        f"| until a server has read them | {weights['seconds_until_all_is_read']:.0f} s |",
+        f"| memory of that server | {weights['server_megabytes']:.0f} MB |",
+        f"| its answer to all that the page asks for | {weights['look_milliseconds']:.0f} ms |",
     ]
-    for name, ways in found.items():
+    if "browser_heap_megabytes" in weights:
+        lines.append(f"| memory of the page in the browser | {weights['browser_heap_megabytes']:.0f} MB |")
+    lines += [
+        "",
+        "| steps/s | runs | without any of it | with the timeline | and a page that is looked at |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, ways in found["rates"].items():
         bare = statistics.median(ways["bare"])
         cells = [
             f"{middle:,.0f} ({middle / bare - 1:+.1%}; {min(some):,.0f}–{max(some):,.0f})"
             for some in ways.values()
             for middle in [statistics.median(some)]
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    print("\n".join(lines))
-    (options.output / "watching.md").write_text("\n".join(lines) + "\n")
-    (options.output / "watching.json").write_text(
-        json.dumps(
-            {"note_microseconds": note, "killed_worker_seconds": delay, "long_run": weights, "rates": found}, indent=2
-        )
-    )
+        lines.append(f"| {name} | {len(ways['bare'])} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import tyro
-from pictures import make_plots, save
-from run_file import RunFile, versions
+from pictures import is_drawn, make_plots, save
+from run_file import ResultFile, RunFile, versions, write_report
 
 from freerun.settings.defaults import complete
 from freerun.settings.registry import make_config
@@ -54,7 +54,7 @@ class Options:
     output: Path = Path(__file__).parent / "results" / "workflow_search"
     """Folder for workflow_search.json, .md and .png; trainings that are in there are not made again."""
     report_only: bool = False
-    """Write the report again, train nothing."""
+    """Train nothing, and replay the searches again."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,26 @@ def draw(found: dict[tuple[str, int], list[int]], reference: Reference, path: Pa
     save(figure, path)
 
 
+def search_name(sampler: str, budget: int) -> str:
+    return f"{sampler}, {budget} trainings"
+
+
+def open_searches(folder: Path) -> ResultFile:
+    """The order, by its number, that each replayed search recommended. To replay them takes minutes."""
+    return ResultFile(folder / "searches.json", {})
+
+
+def write_reports(folder: Path) -> str:
+    file, searches = RunFile(folder / "workflow_search.json", ReferenceTraining), open_searches(folder)
+    picture, reference = folder / "workflow_search.png", Reference.of(file.records)
+    assert reference is not None
+    found = {(name, budget): searches.content[search_name(name, budget)] for name in SAMPLERS for budget in BUDGETS}
+    if not is_drawn(picture):
+        draw(found, reference, picture)
+    text = markdown(file.records, reference, found, Options())
+    return write_report(folder / "workflow_search.md", text, file.stamped(), searches.stamped())
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     file = RunFile(options.output / "workflow_search.json", ReferenceTraining)
@@ -222,15 +242,13 @@ def main() -> None:
     if reference is None:
         print("no report yet: it needs all 120 orders with two seeds")
         return
-    found = {
-        (name, budget): [recommended(name, budget, number, reference) for number in range(options.num_repetitions)]
-        for name in SAMPLERS
-        for budget in BUDGETS
-    }
-    report = markdown(file.records, reference, found, options)
-    (options.output / "workflow_search.md").write_text(report, encoding="utf-8")
-    draw(found, reference, options.output / "workflow_search.png")
-    print(report)
+    searches = open_searches(options.output)
+    for name in SAMPLERS:
+        for budget in BUDGETS:
+            orders = [recommended(name, budget, number, reference) for number in range(options.num_repetitions)]
+            searches.content[search_name(name, budget)] = orders
+    searches.save(*searches.content)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

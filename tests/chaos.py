@@ -268,7 +268,6 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=200, help="signals sent to workers, in each mode")
     parser.add_argument("--storms", nargs="+", default=tuple(STORMS), choices=tuple(STORMS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, help="write a table and the figures to this folder")
     arguments = parser.parse_args()
     reports = []
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
@@ -276,11 +275,7 @@ def main() -> int:
             run_dir = Path(folder) / mode
             say = functools.partial(print, flush=True)
             reports.append(torment(mode, arguments.faults, arguments.seed, run_dir, say, arguments.storms))
-    text = table(reports)
-    print(text)
-    if arguments.results:
-        arguments.results.mkdir(parents=True, exist_ok=True)
-        (arguments.results / "chaos.md").write_text(text, encoding="utf-8")
+    print(table(reports))
     for report in reports:
         for complaint in report.complaints:
             print(f"{report.mode}: {complaint}", file=sys.stderr)

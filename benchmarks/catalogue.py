@@ -1,0 +1,168 @@
+"""Which result files each benchmark writes, which sources they depend on, and a fingerprint of those sources."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+WRITES_PAGES = ("markdown", "report", "write_report", "table", "draw", "summary")
+"""How those functions of a benchmark begin that only write pages. They are left out of fingerprints."""
+
+COLLECTING = ("src/freerun/core", "src/freerun/collecting", "src/freerun/transport")
+PPO = ("src/freerun/algorithms/learners", "src/freerun/algorithms/policies", "src/freerun/algorithms/ppo")
+SAC = ("src/freerun/algorithms/learners", "src/freerun/algorithms/policies", "src/freerun/algorithms/sac")
+MBPO = (*SAC, "src/freerun/algorithms/mbpo")
+TRAINING = (*COLLECTING, *PPO, "src/freerun/settings/defaults.py")
+TENSORS = (*TRAINING, "src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_physics.py")
+DEFENCE = (
+    "src/freerun_envs/network_defence.py",
+    "src/freerun_envs/network_red.py",
+    "src/freerun_envs/single_network.py",
+)
+RUNNERS = ("benchmarks/peer_runners",)
+C = (".c", ".h")
+OUTPUT = "--output benchmarks/results/{folder}"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A script under benchmarks/, and what its results depend on besides the script itself."""
+
+    sources: tuple[str, ...]
+    """Files and folders of the repository. The list is coarse: what can change a figure by more than its noise."""
+    files: tuple[str, ...] = ()
+    """Its result files under benchmarks/results; if not given, NAME/NAME.json."""
+    flags: str = ""
+    """Flags that the script needs to renew a result in `folder`."""
+
+
+BENCHMARKS = {
+    "adapting": Benchmark((*TRAINING, "src/freerun/tuning")),
+    "atari_learning": Benchmark((*TRAINING, "src/freerun/adapters/images.py")),
+    "batched_inference": Benchmark(TRAINING),
+    "before_after": Benchmark(TRAINING, flags="OLD_SRC NEW_SRC"),
+    "beside_rsl_rl": Benchmark(TENSORS, flags=OUTPUT),
+    "chaos_storms": Benchmark(
+        (*COLLECTING, "src/freerun/run", "tests/chaos.py", "tests/sealed_env.py"), ("chaos/chaos.json",)
+    ),
+    "cyber": Benchmark(
+        (*TRAINING, *DEFENCE, "src/freerun/adapters/cyborg.py"),
+        ("cyber/cyber-cage2-v0.json", "cyber/cyber-networkdefence-v0.json"),
+    ),
+    "cyber_learning": Benchmark((*TRAINING, *DEFENCE, "src/freerun/adapters/cyborg.py")),
+    "cyborg_costs": Benchmark(("src/freerun/adapters/cyborg.py", "src/freerun/adapters/cyborg_fast.py")),
+    "default_flags": Benchmark((*TRAINING, *RUNNERS)),
+    "default_sizes": Benchmark(TRAINING),
+    "dqn_learning": Benchmark((*COLLECTING, "src/freerun/algorithms/dqn")),
+    "drone_learning": Benchmark((*TENSORS, "src/freerun/algorithms/fastsac", *MBPO)),
+    "drone_pilots": Benchmark(("src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_pilots.py")),
+    "federation": Benchmark((*TRAINING, *DEFENCE, "src/freerun/tools/federation")),
+    "gallery": Benchmark(TENSORS),
+    "gradient_ways": Benchmark(PPO),
+    "image_actors": Benchmark(
+        (
+            "src/freerun/algorithms/policies",
+            "src/freerun/transport",
+            "src/freerun/collecting/workers/slot_workers.py",
+        )
+    ),
+    "image_learner": Benchmark(PPO),
+    "learner_speed": Benchmark(MBPO, flags=OUTPUT),
+    "learner_speed_cpu": Benchmark((*PPO, *SAC)),
+    "learning": Benchmark((*TRAINING, *SAC, "benchmarks/learning_report.py")),
+    "masked_learning": Benchmark((*TRAINING, *DEFENCE)),
+    "matrix": Benchmark(
+        TRAINING,
+        tuple(f"bench_{name}/report.json" for name in ("cartpole", "halfcheetah", "network_defence", "straggler")),
+        flags="--run --again --only {folder}",
+    ),
+    "memory_defence": Benchmark((*TRAINING, *DEFENCE)),
+    "memory_learning": Benchmark(
+        (*TRAINING, "src/freerun_envs/t_maze.py"),
+        ("memory_learning/memory_learning.json", "memory_learning/actor_costs.json"),
+    ),
+    "network_defence": Benchmark((*DEFENCE, "benchmarks/network_defence_cyborg.py")),
+    "overhead": Benchmark(COLLECTING),
+    "overlap": Benchmark((*COLLECTING, *SAC), flags=OUTPUT),
+    "peers": Benchmark((*TRAINING, *RUNNERS)),
+    "probe_accuracy": Benchmark((*TRAINING, "src/freerun/tools/probe")),
+    "ray_straggler": Benchmark(TRAINING, ("ray/ray.json",)),
+    "sample_efficiency": Benchmark((*COLLECTING, *MBPO)),
+    "scaling": Benchmark((*COLLECTING, *PPO)),
+    "simulators": Benchmark(
+        (*TRAINING, "src/freerun_envs/sumo_intersection.py", "src/freerun_envs/power_grid.py"),
+        flags="--again",
+    ),
+    "sweeping": Benchmark((*TRAINING, "src/freerun/tools/sweep")),
+    "tensor_modes": Benchmark(
+        TENSORS,
+        ("tensor_modes/tensor_modes.json", "tensor_modes_compile/tensor_modes.json"),
+        flags=OUTPUT,
+    ),
+    "throughput": Benchmark(TRAINING),
+    "time_to_score": Benchmark(
+        (*TRAINING, *(f"benchmarks/time_to_score_{part}.py" for part in ("runs", "systems"))),
+        ("time_to_score/time_to_score.json", "time_to_score_2_cores/time_to_score.json"),
+        flags=OUTPUT,
+    ),
+    "timeline": Benchmark((*TRAINING, "src/freerun/telemetry")),
+    "watching": Benchmark((*TRAINING, "src/freerun/telemetry", "src/freerun/tools/watch")),
+    "workflow_search": Benchmark(
+        (*TRAINING, *DEFENCE, "src/freerun/tools/workflow_search"),
+        ("workflow_search/workflow_search.json", "workflow_search/searches.json"),
+    ),
+}
+
+
+def result_files(name: str) -> list[Path]:
+    """Return the result files of a benchmark, whether or not they exist."""
+    return [RESULTS / file for file in BENCHMARKS[name].files or (f"{name}/{name}.json",)]
+
+
+def sources_of(path: Path) -> tuple[str, ...]:
+    """Return the sources that a result file depends on. The file may lie in any folder: its name decides."""
+    for name, benchmark in BENCHMARKS.items():
+        if path.name in (file.name for file in result_files(name)):
+            return (f"benchmarks/{name}.py", *benchmark.sources)
+    raise SystemExit(f"{path.name} belongs to no benchmark: add it to benchmarks/catalogue.py.")
+
+
+@functools.cache
+def fingerprint(sources: tuple[str, ...]) -> str:
+    """Return a digest of these files and folders without comments, docstrings and functions that only write pages.
+
+    It is made of lines, not of syntax trees, because those differ between versions of Python.
+    """
+    digest = hashlib.sha256()
+    for source in sources:
+        path = REPOSITORY / source
+        files = sorted(file for file in path.rglob("*") if file.suffix in (".py", *C)) if path.is_dir() else [path]
+        assert files, f"there is no {source}"
+        for file in files:
+            digest.update(file.relative_to(REPOSITORY).as_posix().encode())
+            text = file.read_text(encoding="utf-8")
+            is_python = file.suffix not in C
+            lines = lines_that_compute(text, file.is_relative_to(RESULTS.parent)) if is_python else text.splitlines()
+            for line in lines:
+                digest.update(line.encode() + b"\n")
+    return digest.hexdigest()[:8]
+
+
+def lines_that_compute(source: str, is_benchmark: bool) -> Iterator[str]:
+    """Return the lines of a module that can change a result."""
+    tree, left_out = ast.parse(source), set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            left_out.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for node in tree.body if is_benchmark else ():
+        if isinstance(node, ast.FunctionDef) and node.name.startswith(WRITES_PAGES):
+            left_out.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for number, line in enumerate(source.splitlines(), start=1):
+        if number not in left_out and line.strip() and not line.lstrip().startswith("#"):
+            yield line.rstrip()
