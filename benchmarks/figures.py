@@ -166,6 +166,27 @@ def time_to_score() -> str:
     return "\n".join(lines)
 
 
+def readme() -> str:
+    """The few lines by which a reader of README judges: freerun beside Stable-Baselines3."""
+    share = cell("default_flags; Straggler × 100, no other flags; share")
+    runs = cell("default_flags; Straggler × 100, no other flags; repetitions")
+    theirs, their_runs = (cell(f"peers; straggler; sb3_subproc; {column}") for column in ("of bare", "runs"))
+    lines = ["| | freerun | Stable-Baselines3 | runs |", "| --- | ---: | ---: | ---: |"]
+    lines.append(
+        f"| 100 uneven environments: share of the machine's limit | {share} % | {theirs} % | {runs}, {their_runs} |"
+    )
+    for section in dict.fromkeys(row.section for row in page_of("time_to_score_2_cores") if "seconds" in row.cells):
+        rows = [row.cells for row in page_of("time_to_score_2_cores") if row.section == section]
+        ours, other = (
+            next(one for one in rows if one["system"].startswith(system)) for system in ("freerun", "Stable-Baselines3")
+        )
+        seconds = [one["seconds"].split(" ")[0] for one in (ours, other)]
+        reached = ", ".join(one["reached"].split("/")[0] for one in (ours, other))
+        name = section.replace(": ", ", return ")
+        lines.append(f"| {name}: seconds | {seconds[0]} | {seconds[1]} | {reached} |")
+    return "\n".join(lines)
+
+
 def table_of(page: str, number: int) -> Callable[[], str]:
     """Return what copies a table of a page of results."""
     return lambda: str(re.findall(r"(?:^\|.*\n)+", text_of(page), re.MULTILINE)[number]).strip()
@@ -199,7 +220,9 @@ def workflow_search() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
+    "default_flags": table_of("default_flags", 0),
     "default_sizes": table_of("default_sizes", 0),
+    "readme": readme,
     "peers": peers,
     "time_to_score": time_to_score,
     "scaling_costs": table_of("scaling", 0),
