@@ -21,6 +21,9 @@ BACKENDS = {"lightsim2grid": LIGHTSIM, "pandapower": GRID2OP}
 REST_STEPS = 10.0
 """A line that was overloaded for too long stays off for 10 steps. Only maintenance, in larger grids, takes longer."""
 LOAD_SCALE_MW = 100.0
+UNSOLVABLE = "failed to factorize matrix"
+"""What scipy says, by way of pandapower, about a grid that fell apart. grid2op takes every other failure of the solver
+for a lost grid, but does not know this one, so the environment itself does so."""
 
 
 class PowerGrid(gymnasium.Env[FloatArray, np.int64]):
@@ -91,7 +94,12 @@ class PowerGrid(gymnasium.Env[FloatArray, np.int64]):
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
-        self._seen, reward, is_over, info = self._grid.step(self._actions[action])
+        try:
+            self._seen, reward, is_over, info = self._grid.step(self._actions[action])
+        except RuntimeError as error:
+            if UNSOLVABLE not in str(error):
+                raise
+            return self._observe(), float(self._grid.reward_range[0]), True, False, {"is_illegal": False}
         is_last = self._grid.nb_time_step >= self._grid.max_episode_duration()
         return (
             self._observe(),

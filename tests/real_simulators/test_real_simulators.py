@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import json
 import math
@@ -246,6 +247,24 @@ def test_the_end_of_a_time_series_truncates_and_a_lost_grid_terminates() -> None
     while not terminated:
         _, _, terminated, truncated, _ = env.step(np.int64(rng.integers(int(env.action_space.n))))  # type: ignore[attr-defined]
         assert not truncated
+    env.close()
+
+
+def test_a_grid_that_pandapower_cannot_solve_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some grids that fell apart end in this error of scipy, once in some hundred steps of random actions."""
+    env = SIMULATORS["pandapower"].make_env()
+    env.reset(seed=0)
+
+    def unsolvable(*_: object, **__: object) -> None:
+        raise RuntimeError("failed to factorize matrix at line 110 in file dsnode_bmod.c")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.import_module("pandapower.pypower.newtonpf"), "spsolve", unsolvable)
+        obs, reward, terminated, truncated, _ = env.step(np.int64(0))
+    assert (reward, terminated, truncated) == (-10.0, True, False)
+    assert env.observation_space.contains(obs)
+    env.reset(seed=0)
+    assert env.step(np.int64(0))[2:4] == (False, False)
     env.close()
 
 
