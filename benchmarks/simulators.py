@@ -297,8 +297,10 @@ def report(all_records: Sequence[SimulatorRun]) -> str:
         f"used meanwhile; runs beside more than {MAX_OTHERS_PERCENT:.0f} % are left out. "
         "`benchmarks/simulators.py` wrote this.",
         "",
-        "A training can be faster than `bare`: a policy that learns loses the grid less often and keeps fewer cars "
-        "waiting than random actions do, which saves resets and makes steps of SUMO cheaper.",
+        "**These trainings are too short to be a limit for anything**: 4 updates, and 10 with pandapower. freerun "
+        "collects ahead of its updates, so some steps of the measured part were collected before it began. That "
+        "overstates freerun's speed, and more so with 8 workers, whose lag is 3. It can explain why freerun exceeds "
+        "`bare`; by how much was not measured. Longer runs must replace these.",
         "",
         "| simulator | workers | `bare` | freerun | sb3 | freerun / `bare` | freerun / sb3 | repetitions | others |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
