@@ -261,39 +261,48 @@ def report(records: list[ImageRun]) -> str:
         for system in SYSTEMS:
             if not (found := [one for one in records if (one.system, one.task) == (system, task)]):
                 continue
-            learner = device if threads == 1 else f"{device}, {threads} threads"
+            learner = learner_words(device, threads)
             in_training = [one.training_returns[-1] for one in found if one.training_returns]
             episodes = sorted({one.trial_episodes for one in found})
             seconds = [one.seconds for one in found if one.alone]
             lines.append(
                 f"| {game} | {steps:,} | {learner} | {system} | {len(found)} | {' or '.join(map(str, episodes))} | "
                 f"{spread([one.mean_return for one in found])} | {spread(in_training)} | "
-                f"{f'{statistics.median(seconds):.0f} s' if seconds else '–'} |"
+                f"{spread(seconds, decimals=0, unit=' s')} |"
             )
     lines += ["", *way_there(records)]
     return "\n".join(lines) + "\n"
 
 
-def spread(values: list[float]) -> str:
+def spread(values: list[float], decimals: int = 2, unit: str = "") -> str:
     """The median, the lowest and the highest."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f} – {max(values):.2f})" if values else "–"
+    if not values:
+        return "–"
+    median, lowest, highest = (f"{one:.{decimals}f}" for one in (statistics.median(values), min(values), max(values)))
+    return f"{median}{unit} ({lowest} – {highest})"
+
+
+def learner_words(device: str, threads: int) -> str:
+    return device if threads == 1 else f"{device}, {threads} threads"
 
 
 def way_there(records: list[ImageRun]) -> list[str]:
-    """The training returns after each fifth of the runs that have noted all of them: means of the seeds."""
+    """A table of the training returns after each fifth of the runs that have noted all of them: means of the seeds."""
     lines = [
         "The last 100 episodes of the training on the way, means of the seeds:",
         "",
-        "| game | steps | | seeds | 20 % | 40 % | 60 % | 80 % | 100 % |",
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| game | steps | learner on | | seeds | 20 % | 40 % | 60 % | 80 % | 100 % |",
+        "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     noted = [one for one in records if len(one.training_returns) == NUM_NOTES]
     for task in dict.fromkeys(one.task for one in noted):
+        game, steps, device, threads = task
         for system in SYSTEMS:
             found = [one.training_returns[1::2] for one in noted if (one.system, one.task) == (system, task)]
             if found:
                 means = " | ".join(f"{statistics.mean(at_once):.2f}" for at_once in zip(*found, strict=True))
-                lines.append(f"| {task[0]} | {task[1]:,} | {system} | {len(found)} | {means} |")
+                learner = learner_words(device, threads)
+                lines.append(f"| {game} | {steps:,} | {learner} | {system} | {len(found)} | {means} |")
     return lines
 
 
