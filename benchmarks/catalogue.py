@@ -46,7 +46,11 @@ BENCHMARKS = {
     "adapting": Benchmark((*TRAINING, "src/freerun/tuning")),
     "atari_learning": Benchmark((*TRAINING, "src/freerun/adapters/images.py")),
     "batched_inference": Benchmark(TRAINING),
-    "before_after": Benchmark(TRAINING, flags="OLD_SRC NEW_SRC"),
+    "before_after": Benchmark(
+        TRAINING,
+        ("before_after/before_after.json", "before_after_fleet/before_after.json"),
+        flags=f"OLD_SRC NEW_SRC {OUTPUT}",
+    ),
     "beside_rsl_rl": Benchmark(TENSORS, flags=OUTPUT),
     "chaos_storms": Benchmark(
         (*COLLECTING, "src/freerun/run", "tests/chaos.py", "tests/sealed_env.py"), ("chaos/chaos.json",)

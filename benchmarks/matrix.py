@@ -307,9 +307,15 @@ def write_reports(folder: Path) -> None:
     """Write the page of one use case, and the table of all."""
     text = text_report.markdown(Results.read(folder))
     write_report(folder / "report.md", text, stamps_in(folder / "report.json"))
-    results = folder.parent
-    (results / "matrix").mkdir(exist_ok=True)
-    (results / "matrix" / "matrix.md").write_text(table(USE_CASES, results), encoding="utf-8")
+    write_table(folder.parent)
+
+
+def write_table(results: Path) -> str:
+    """Write the table of all use cases, also of those that were not measured yet."""
+    text = table(USE_CASES, results)
+    (results / "matrix").mkdir(parents=True, exist_ok=True)
+    (results / "matrix" / "matrix.md").write_text(text, encoding="utf-8")
+    return text
 
 
 def main() -> None:
@@ -325,7 +331,7 @@ def main() -> None:
     for case in USE_CASES:
         if case.bench and (options.results / case.folder).is_dir():
             write_reports(options.results / case.folder)
-    print((options.results / "matrix" / "matrix.md").read_text(encoding="utf-8"))
+    print(write_table(options.results))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,11 @@ TINY: dict[str, Any] = {
     "updates_per_step": 1.0,
 }
 RUNS: dict[str, dict[str, Any]] = {
+    # Long enough for the load of the machine, which is measured once a second.
+    "ppo on a slow environment": {
+        **{"env": "freerun/Straggler-v0", "mode": "freerun", "num_workers": 2, "total_steps": 400},
+        **{"segment_steps": 10, "steps_per_update": 20},
+    },
     "ppo in turns": {"mode": "sync", "num_workers": 2, "steps_per_update": 200},
     "ppo with lag": {"mode": "freerun", "num_workers": 2, "segment_steps": 50, "steps_per_update": 200},
     "ppo with drops": {"mode": "continuous", "num_envs": 2, "num_collectors": 1, "collection_batch_size": 50},

@@ -26,7 +26,7 @@ def record(task: str, system: str, seed: int, score: float) -> dict[str, Any]:
 
 
 def test_a_run_replaces_that_of_the_same_task_mode_and_seed_alone(bench: Any, tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
+    path = tmp_path / "sample_efficiency.json"
     first = [
         record("Hopper-v5", "freerun", 0, 1.0),
         record("Pendulum-v1", "freerun", 0, 2.0),
@@ -35,13 +35,13 @@ def test_a_run_replaces_that_of_the_same_task_mode_and_seed_alone(bench: Any, tm
     for one in first:
         bench.add(path, one)
     bench.add(path, record("Pendulum-v1", "freerun", 0, 9.0))
-    scores = {bench.key(one): one["curve"][-1][1] for one in json.loads(path.read_text())}
+    scores = {bench.key(one): one["curve"][-1][1] for one in json.loads(path.read_text())["content"]}
     assert scores == {
         ("Hopper-v5", "freerun", 0): 1.0,
         ("Pendulum-v1", "freerun", 0): 9.0,
         ("Pendulum-v1", "freerun", 1): 3.0,
     }
-    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["sample_efficiency.json"]
 
 
 def test_a_report_shows_what_this_call_did_not_run(
