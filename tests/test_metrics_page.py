@@ -26,8 +26,12 @@ TINY: dict[str, Any] = {
 RUNS: dict[str, dict[str, Any]] = {
     # Long enough for the load of the machine, which is measured once a second.
     "ppo on a slow environment": {
-        **{"env": "freerun/Straggler-v0", "mode": "freerun", "num_workers": 2, "total_steps": 400},
-        **{"segment_steps": 10, "steps_per_update": 20},
+        "env": "freerun/Straggler-v0",
+        "mode": "freerun",
+        "num_workers": 2,
+        "total_steps": 400,
+        "segment_steps": 10,
+        "steps_per_update": 20,
     },
     "ppo in turns": {"mode": "sync", "num_workers": 2, "steps_per_update": 200},
     "ppo with lag": {"mode": "freerun", "num_workers": 2, "segment_steps": 50, "steps_per_update": 200},
