@@ -61,22 +61,6 @@ EXHIBITS = {
         "A defender keeps an intruder out of 13 hosts. 0 is the best return; restoring on sight returns about -63.",
         ("--preset", "defender"),
     ),
-    "t_maze": Exhibit(
-        "A signal at the entrance of a maze says which way to turn at its end, so the policy has a memory. The best "
-        "return is 1; without a memory it is 0.",
-        (
-            "freerun/TMaze-v0",
-            "--memory",
-            "gru",
-            "--num-workers",
-            "4",
-            "--segment-steps",
-            "128",
-            "--total-steps",
-            "80000",
-        ),
-        has_film=False,
-    ),
     "drone_hover": Exhibit(
         "A quadrotor holds its place above rough terrain.",
         ("freerun/RoughDrone-v1", "--env-args", "task", "hover", *DRONES, "--total-steps", "10000000"),

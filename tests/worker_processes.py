@@ -26,6 +26,16 @@ def workers() -> set[int]:
     return found
 
 
+def left_of(pids: set[int], seconds: float = 10.0) -> set[int]:
+    """Those of the workers that have not ended after this time.
+
+    Whoever waits for a worker hears of its end a moment before the fork server has removed the process."""
+    deadline = time.monotonic() + seconds
+    while (left := pids & workers()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
 @contextlib.contextmanager
 def after_updates(run_dir: Path, num_updates: int, act: Callable[[], object]) -> Iterator[None]:
     """Act from another thread, once a run has got so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import numpy as np
 import preloaded_python
 import pytest
 from safetensors.numpy import load_file
-from worker_processes import workers
+from worker_processes import left_of, workers
 
 import freerun
 from freerun import experiment, training
@@ -22,6 +23,8 @@ from freerun.core import UserError
 from freerun.run.replay_run import replay
 from freerun.settings.registry import make_config
 from freerun.tools.cli.main import main
+from freerun.tools.sweep import sweep_report
+from freerun.tools.sweep.sweep_study import TrialRow
 from freerun.tools.sweep.trial_training import LocalTrainer, TrainingOrder
 
 pytest.importorskip("optuna")
@@ -72,7 +75,7 @@ def test_trials_share_workers_unless_the_policy_has_another_shape(
     vary = {"hidden_sizes": [(8,), (4,)], "learning_rate": [1e-3, 1e-2]}
     freerun.sweep("CartPole-v1", vary=vary, sampler="grid", run_dir=tmp_path, **SHORT)
     assert seen[0] == seen[1] != seen[2] == seen[3]
-    assert not seen[3] & workers(), "a worker of the sweep is left"
+    assert not left_of(seen[3]), "a worker of the sweep is left"
 
 
 def test_best_json_is_what_freerun_train_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +136,13 @@ def test_several_at_once_with_a_front(tmp_path: Path) -> None:
     assert [row.state for row in result.trials] == ["complete"] * 4
     assert result.best in result.front
     assert [row.seconds for row in result.front] == sorted(row.seconds or 0.0 for row in result.front)
+
+
+def test_of_two_equal_scores_the_one_on_the_front_is_the_best() -> None:
+    slow, fast = (TrialRow(number, "complete", {}, 20.3, seconds, [], None) for number, seconds in ((0, 2.0), (1, 1.0)))
+    fast = dataclasses.replace(fast, on_front=True)
+    assert sweep_report.best_of([slow, fast]) == fast
+    assert sweep_report.ranked([slow, fast]) == [fast, slow]
 
 
 def test_modes_and_algorithms_whose_workers_cannot_be_shared(tmp_path: Path) -> None:

@@ -31,16 +31,19 @@ STATE_COLORS = {"complete": "#00796b", "pruned": "#bdbdbd"}
 
 
 def best_of(rows: Sequence[TrialRow]) -> TrialRow | None:
-    """Return the trial with the highest score among those that have come to their end."""
+    """Return the trial with the highest score among those that have come to their end.
+
+    Of equal ones it is the one on the Pareto front, which took less time."""
     complete = [row for row in rows if row.state == "complete" and row.score is not None]
-    return max(complete, key=lambda row: row.score or 0.0, default=None)
+    return max(complete, key=lambda row: (row.score or 0.0, row.on_front), default=None)
 
 
 def ranked(rows: Sequence[TrialRow]) -> list[TrialRow]:
     """Return the trials, the best first; those that did not come to their end last."""
 
-    def place(row: TrialRow) -> tuple[bool, float, int]:
-        return row.state != "complete", -(row.score if row.score is not None else -math.inf), row.number
+    def place(row: TrialRow) -> tuple[bool, float, bool, int]:
+        score = row.score if row.score is not None else -math.inf
+        return row.state != "complete", -score, not row.on_front, row.number
 
     return sorted(rows, key=place)
 
