@@ -58,7 +58,7 @@ EXHIBITS = {
         has_film=False,
     ),
     "defender": Exhibit(
-        "A defender keeps an intruder out of 13 hosts. 0 is the best return; restoring on sight returns about -63.",
+        "A defender keeps an intruder out of 13 hosts. The best return is 0; `freerun eval --compare` plays others.",
         ("--preset", "defender"),
     ),
     "drone_hover": Exhibit(
