@@ -13,15 +13,18 @@ import psutil
 
 
 def workers() -> set[int]:
-    """Children of the fork server, which itself stays for the next run; of Ray's processes, the actors."""
+    """Children of this process's fork server, which itself stays for the next run; of Ray's processes, the actors.
+
+    A process of Ray that has once run a training keeps a fork server of its own, whose processes are not counted."""
     family = psutil.Process().children(recursive=True)
     found = set()
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             parent = process.parent()
-            if parent is None or parent.pid == os.getpid():
+            if parent is None:
                 continue
-            if parent.name() != "raylet" or (process.cmdline()[:1] and "FreerunActor" in process.cmdline()[0]):
+            is_actor = parent.name() == "raylet" and "FreerunActor" in "".join(process.cmdline()[:1])
+            if is_actor or (parent.ppid() == os.getpid() and parent.name() != "raylet"):
                 found.add(process.pid)
     return found
 
