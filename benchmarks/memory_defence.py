@@ -11,7 +11,7 @@ import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from run_file import RunFile, write_report
@@ -46,8 +46,9 @@ class Options:
     cyborg_commit: str = "26ce1c1"
     """Of CAGE challenge 2, for the report."""
     memories: tuple[str, ...] = MEMORIES
-    advantage_rows: str = "minibatch"
-    """As --advantage-rows; `update` is a trial for minibatches of a few sequences."""
+    advantage_rows: Literal["minibatch", "update", "none"] | None = None
+    """Over which rows advantages are scaled, or that they are not. (If not given: as freerun does by default, over
+    minibatches without a memory, and not at all with one.)"""
     again: bool = False
     """Run what was run before, and replace it."""
     output: Path = Path(__file__).parent / "results" / "memory_defence"
@@ -66,7 +67,7 @@ class DefenceRun:
     red_agent: str
     memory: str
     advantage_rows: str
-    """Over which rows advantages were scaled: those of each minibatch, or of the update."""
+    """Over which rows advantages were scaled: those of each minibatch, or of the update; `none` if they were not."""
     seed: int
     total_steps: int
     mean_return: float
@@ -79,7 +80,9 @@ class DefenceRun:
 
 def train(red_agent: str, memory: str, advantage_rows: str, seed: int, options: Options) -> DefenceRun:
     settings = {**SETTINGS, **OF_ENV[options.env], "red_agent": red_agent, "memory": memory, "seed": seed}
-    settings["advantage_rows"] = advantage_rows
+    settings["normalize_advantage"] = advantage_rows != "none"
+    if advantage_rows != "none":
+        settings["advantage_rows"] = advantage_rows
     if options.cyborg_path is not None:
         settings["cyborg_path"] = str(options.cyborg_path)
     with tempfile.TemporaryDirectory() as scratch:
@@ -128,7 +131,7 @@ def main(options: Options) -> None:
     for seed in options.seeds:
         for red_agent in options.red_agents:
             for memory in options.memories:
-                rows = options.advantage_rows
+                rows = options.advantage_rows or ("minibatch" if memory == "none" else "none")
                 key = (options.env, red_agent, options.total_steps, memory, rows, seed)
                 if options.report_only or key in done:
                     continue

@@ -1,8 +1,9 @@
 """Does PPO with a memory learn as fast as sb3-contrib's RecurrentPPO, and what does the memory cost a worker?
 
 Both learn `freerun/TMaze-v0`, which no policy without a memory can solve, with the same settings. A run has learned
-once the mean return of its last 100 training episodes reaches 0.9 (1 is the best). Finished runs are kept in
-memory_learning.json, so an interrupted benchmark continues. RecurrentPPO needs `pip install sb3-contrib`.
+once the mean return of its last 100 training episodes reaches 0.9 (1 is the best). What it forgets afterwards shows in
+the mean return from then on. `default flags` is what `freerun train freerun/TMaze-v0 --memory gru` does. Finished runs
+are kept in memory_learning.json, so an interrupted benchmark continues. RecurrentPPO needs `pip install sb3-contrib`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import tyro
 from run_file import ResultFile, RunFile, others_beside, write_report
 
 import freerun
+import freerun.adapters.catalog  # registers the environments of freerun with Gymnasium, for RecurrentPPO
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.core import FloatArray
@@ -67,6 +69,8 @@ class MemoryRun:
     """Of the whole training."""
     alone: bool = False
     """True if nothing else ran on the machine."""
+    return_after_goal: float | None = None
+    """The mean return over all updates from the one on that reached the goal; None if there was none."""
 
 
 class Point(NamedTuple):
@@ -77,33 +81,31 @@ class Point(NamedTuple):
     mean_return: float
 
 
-def train_freerun(seed: int, total_steps: int, memory: str) -> list[Point]:
-    """Collect as RecurrentPPO does: from as many environments, and as many steps of each, with the weights of now."""
+def train_freerun(seed: int, total_steps: int, memory: str, **settings: Any) -> list[Point]:
     with tempfile.TemporaryDirectory() as scratch:
-        result = freerun.train(
-            ENV,
-            seed=seed,
-            total_steps=total_steps,
-            num_workers=1,
-            envs_per_worker=NUM_ENVS,
-            segment_steps=STEPS_PER_ENV,
-            max_lag=0,
-            steps_per_update=NUM_ENVS * STEPS_PER_ENV,
-            minibatch_size=MINIBATCH_SIZE,
-            num_epochs=NUM_EPOCHS,
-            max_grad_norm=MAX_GRAD_NORM,
-            value_coef=VALUE_COEF,
-            hidden_sizes=HIDDEN_SIZES,
-            memory=memory,
-            memory_size=MEMORY_SIZE,
-            normalize_obs=False,
-            normalize_reward=False,
-            run_dir=Path(scratch) / "run",
-            quiet=True,
-            **SETTINGS,
-        )
+        common = {"seed": seed, "total_steps": total_steps, "run_dir": Path(scratch) / "run", "quiet": True}
+        result = freerun.train(ENV, memory=memory, **common, **settings)
         lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     return [Point(line["step"], line["wall_seconds"], line["return_mean"]) for line in lines]
+
+
+AS_RECURRENT_PPO: dict[str, Any] = {
+    "num_workers": 1,
+    "envs_per_worker": NUM_ENVS,
+    "segment_steps": STEPS_PER_ENV,
+    "max_lag": 0,
+    "steps_per_update": NUM_ENVS * STEPS_PER_ENV,
+    "minibatch_size": MINIBATCH_SIZE,
+    "num_epochs": NUM_EPOCHS,
+    "max_grad_norm": MAX_GRAD_NORM,
+    "value_coef": VALUE_COEF,
+    "hidden_sizes": HIDDEN_SIZES,
+    "memory_size": MEMORY_SIZE,
+    "normalize_obs": False,
+    "normalize_reward": False,
+    **SETTINGS,
+}
+"""As many environments, as many steps of each, and the weights of now."""
 
 
 def train_recurrent_ppo(seed: int, total_steps: int) -> list[Point]:
@@ -149,18 +151,23 @@ def train_recurrent_ppo(seed: int, total_steps: int) -> list[Point]:
 
 
 SYSTEMS: dict[str, Callable[[int, int], list[Point]]] = {
-    "freerun, LSTM": lambda seed, steps: train_freerun(seed, steps, "lstm"),
-    "freerun, GRU": lambda seed, steps: train_freerun(seed, steps, "gru"),
+    "freerun, LSTM": lambda seed, steps: train_freerun(seed, steps, "lstm", **AS_RECURRENT_PPO),
+    "freerun, GRU": lambda seed, steps: train_freerun(seed, steps, "gru", **AS_RECURRENT_PPO),
     "RecurrentPPO (LSTM)": train_recurrent_ppo,
-    "freerun, no memory": lambda seed, steps: train_freerun(seed, steps, "none"),
+    "freerun, no memory": lambda seed, steps: train_freerun(seed, steps, "none", **AS_RECURRENT_PPO),
+    "freerun, GRU, advantages not scaled": lambda seed, steps: train_freerun(
+        seed, steps, "gru", normalize_advantage=False, **AS_RECURRENT_PPO
+    ),
+    "freerun, GRU, default flags": lambda seed, steps: train_freerun(seed, steps, "gru"),
 }
 
 
 def summarised(system: str, seed: int, total_steps: int, points: list[Point], alone: bool) -> MemoryRun:
-    reached = next((point for point in points if point.mean_return >= GOAL), None)
+    first = next((number for number, point in enumerate(points) if point.mean_return >= GOAL), None)
     best = max(point.mean_return for point in points)
-    steps, seconds = (None, None) if reached is None else reached[:2]
-    return MemoryRun(system, seed, total_steps, steps, seconds, best, points[-1].seconds, alone)
+    steps, seconds = (None, None) if first is None else points[first][:2]
+    after = None if first is None else statistics.mean(point.mean_return for point in points[first:])
+    return MemoryRun(system, seed, total_steps, steps, seconds, best, points[-1].seconds, alone, after)
 
 
 # ---------------------------------------------------------------------------------------------- the cost of a step
@@ -210,13 +217,14 @@ def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) 
         "# Learning with a memory",
         "",
         f"`benchmarks/memory_learning.py`: `{ENV}` (10 steps from the signal to the junction), {total_steps:,} steps, "
-        f"with the same settings for all: {NUM_ENVS} environments × {STEPS_PER_ENV} steps per update, minibatches of "
-        f"{MINIBATCH_SIZE}, {NUM_EPOCHS} epochs, {MEMORY_SIZE} units, {settings}. The goal is a mean return of {GOAL} "
-        f"in the last {LAST_EPISODES} training episodes; 1 is the best, and 0 the best without a memory.",
+        f"with the same settings for all but the last row: {NUM_ENVS} environments × {STEPS_PER_ENV} steps per "
+        f"update, minibatches of {MINIBATCH_SIZE}, {NUM_EPOCHS} epochs, {MEMORY_SIZE} units, {settings}. The goal is a "
+        f"mean return of {GOAL} in the last {LAST_EPISODES} training episodes; 1 is the best, and 0 the best without a "
+        "memory.",
         "",
         "| | seeds | reached the goal | steps to the goal, median | seconds to the goal, median | best return, median "
-        "| whole training, median |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| return from then on, median (lowest) | whole training, median |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for system in SYSTEMS:
         found = [record for record in records if record.system == system and record.total_steps == total_steps]
@@ -224,17 +232,20 @@ def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) 
             # A run that did not get there counts as later than all others.
             steps = statistics.median(record.steps_to_goal or float("inf") for record in found)
             seconds = statistics.median(record.seconds_to_goal or float("inf") for record in found)
+            after = [record.return_after_goal for record in found if record.return_after_goal is not None]
             lines.append(
                 f"| {system} | {len(found)} | {sum(record.steps_to_goal is not None for record in found)} | "
                 f"{'—' if steps == float('inf') else f'{steps:,.0f}'} | "
                 f"{'—' if seconds == float('inf') else f'{seconds:.1f}'} | "
                 f"{statistics.median(record.best_return for record in found):.2f} | "
+                f"{f'{statistics.median(after):.2f} ({min(after):.2f})' if after else '—'} | "
                 f"{statistics.median(record.seconds for record in found):.1f} s |"
             )
     lines += [
         "",
         "RecurrentPPO has an LSTM for the policy and another one for the value function, and their MLPs see nothing "
         "else. In freerun both share one cell, and see the observation too.",
+        "All but the last two rows scale advantages to deviation 1 in every minibatch.",
         "All collect and learn in turns. " + others_beside(records),
     ]
     if not costs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import freerun
 from freerun.core import UserError
 from freerun_envs.t_maze import GO_ON, TURN_LEFT, TURN_RIGHT, TMaze
 
-LEARNING: dict[str, Any] = {"env_args": {"length": 5}, "mode": "sequential", "total_steps": 30_000, "seed": 1}
+LEARNING: dict[str, Any] = {"env_args": {"length": 5}, "mode": "sequential", "total_steps": 30_000, "seed": 3}
 
 
 def test_the_signal_is_shown_once_and_says_which_way_to_turn() -> None:
@@ -55,6 +56,9 @@ def test_gymnasium_finds_nothing_wrong() -> None:
 def test_a_memory_solves_it(memory: str, run_dir: Path) -> None:
     result = freerun.train("freerun/TMaze-v0", memory=memory, run_dir=run_dir, quiet=True, **LEARNING)
     assert freerun.evaluate(result.policy, episodes=100).mean > 0.95
+    returns = [json.loads(line)["return_mean"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    solved = next(number for number, value in enumerate(returns) if value > 0.9)
+    assert min(returns[solved:]) > 0.8, "it has forgotten what it had learned"
 
 
 def test_an_mlp_does_not(run_dir: Path) -> None:

@@ -110,6 +110,17 @@ def test_all_but_tensors_are_normalised() -> None:
     assert completed(normalize_obs=False).algorithm.normalize_obs is False
 
 
+def test_advantages_are_scaled_except_of_a_memory_whose_rewards_are() -> None:
+    """Recurrent policies forgot what they had learned: once a task is solved, what is scaled up is noise."""
+    assert completed().algorithm.normalize_advantage is True
+    assert completed(memory="gru").algorithm.normalize_advantage is False
+    assert completed(memory="gru", normalize_reward=False).algorithm.normalize_advantage is True
+    assert completed(memory="gru", advantage_rows="update").algorithm.normalize_advantage is True
+    assert completed(memory="gru", normalize_advantage=True).algorithm.normalizes_minibatches
+    tensors = completed(env="freerun/RoughDrone-v0", mode="batch", num_workers=None, memory="gru").algorithm
+    assert tensors.normalize_advantage is True
+
+
 def test_switches_that_may_be_left_open_are_switched_like_others() -> None:
     """The list in `flag_parsing` holds all settings that are True, False or None, and no others."""
     parts: list[Any] = [TrainConfig, *(entry.load_config() for entry in ALGORITHMS.values())]

@@ -31,7 +31,7 @@ EnvArgs = Annotated[dict[str, EnvArg], tyro.conf.arg(metavar="NAME VALUE …", h
 """Arguments for an environment, given as `name value` or `name=value`."""
 ENV_ARGS_EXAMPLE = "give names and values, as in --env-args size 7 or --env-args size=7 kind=busy"
 BOOLS = {"True": True, "False": False}
-SWITCHES = ("normalize_obs", "normalize_reward")
+SWITCHES = ("normalize_advantage", "normalize_obs", "normalize_reward")
 """Settings that are on, off or left open. They are switched as others are that are only on or off: by --name and
 --no-name."""
 

@@ -65,8 +65,9 @@ class PPOConfig:
     """Gradients are scaled down to this norm."""
     target_kl: float | None = None
     """End an update early once the policy has moved this far (× 1.5) from the one it started with."""
-    normalize_advantage: bool = True
-    """Scale advantages to mean 0 and deviation 1."""
+    normalize_advantage: bool | None = None
+    """Scale advantages to mean 0 and deviation 1 (if not given: yes, and no with --memory where rewards are scaled; see
+    docs/memory.md)."""
     advantage_rows: Literal["minibatch", "update"] = "minibatch"
     """The rows over which --normalize-advantage takes mean and deviation: each minibatch, or the whole update."""
     normalize_obs: bool | None = None
@@ -137,11 +138,11 @@ class PPOConfig:
 
     @property
     def normalizes_minibatches(self) -> bool:
-        return self.normalize_advantage and self.advantage_rows == "minibatch"
+        return self.normalize_advantage is not False and self.advantage_rows == "minibatch"
 
     @property
     def normalizes_update(self) -> bool:
-        return self.normalize_advantage and self.advantage_rows == "update"
+        return self.normalize_advantage is not False and self.advantage_rows == "update"
 
 
 def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
@@ -159,13 +160,17 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
             minibatch_size = max(MEMORY_MINIBATCH_SIZE, minibatch_size)
     # The noise of a gradient falls with the square root of the rows that it is averaged over, so a step may be longer.
     learning_rate = min(MAX_LEARNING_RATE, LEARNING_RATE * (minibatch_size / MINIBATCH_SIZE) ** 0.5)
+    normalize_reward = not scale.is_tensors if config.normalize_reward is None else config.normalize_reward
     values: dict[str, Any] = {
         "minibatch_size": minibatch_size,
         "num_epochs": TENSOR_EPOCHS if scale.is_tensors else NUM_EPOCHS,
         "learning_rate": max(LEARNING_RATE, round(learning_rate, 6)),
         # Tensors come from simulators whose authors have scaled them, and the statistics would be a wait for the GPU.
         "normalize_obs": not scale.is_tensors,
-        "normalize_reward": not scale.is_tensors,
+        "normalize_reward": normalize_reward,
+        # Once a policy solves its task, what is left of the advantages is noise. To scale that up to deviation 1 made
+        # recurrent policies forget what they had learned. Scaled rewards keep advantages at about 1 from the start.
+        "normalize_advantage": not (config.has_memory and normalize_reward and config.advantage_rows == "minibatch"),
     }
     if config.episodes_per_update is None:
         values["steps_per_update"] = steps
