@@ -61,6 +61,17 @@ TASKS = {
 }
 
 
+RANDOM_RETURNS = {
+    "CartPole-v1": 23,
+    "Acrobot-v1": -494,
+    "LunarLander-v3": -185,
+    "Pendulum-v1": -1208,
+    "InvertedPendulum-v5": 5,
+    "HalfCheetah-v5": -226,
+}
+"""The mean return of random actions in 10 (HalfCheetah) to 200 episodes. The margins of the comparison rest on them."""
+
+
 @dataclass(frozen=True)
 class System:
     label: str
@@ -71,6 +82,8 @@ class System:
     lag_correction: str = "decoupled"
     segments: bool = False
     """Collect as SB3 does, from as many environments and as many steps of each, instead of whole episodes."""
+    default_flags: bool = False
+    """What `freerun train ENV` does: none of the task's settings but its number of steps."""
 
 
 REFERENCE = "sb3"
@@ -85,6 +98,7 @@ SYSTEMS = {
     "freerun-lag-4-vtrace": System("freerun lag 4, V-trace", "freerun", max_lag=4, lag_correction="vtrace"),
     "freerun-segments": System("freerun segments, lag 1", "freerun", max_lag=1, segments=True),
     "freerun-segments-lag-4": System("freerun segments, lag 4", "freerun", max_lag=4, segments=True),
+    "default-flags": System("freerun, default flags", "freerun", default_flags=True),
 }
 
 
@@ -129,6 +143,8 @@ class Plan:
     @property
     def settings(self) -> dict[str, Any]:
         system = SYSTEMS[self.system]
+        if system.default_flags:
+            return {"mode": system.mode, "num_workers": system.num_workers, "total_steps": self.total_steps}
         of_system: dict[str, Any] = {
             "mode": system.mode,
             "max_lag": system.max_lag,
@@ -395,6 +411,7 @@ def report_on(options: Options, results: Results) -> str:
                 for system in options.systems
             },
             options.seeds,
+            RANDOM_RETURNS[task],
         )
         for task in options.tasks
     ]

@@ -45,6 +45,8 @@ class Table:
     about: str
     rows: Mapping[str, Sequence[Record]]
     num_seeds: int
+    random_return: float
+    """The mean return of random actions."""
 
     @property
     def records(self) -> list[Record]:
@@ -82,19 +84,23 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float
 
 # ---------------------------------------------------------------------------------------------- words
 
+NO_WORSE, WORSE, NOT_SHOWN = "yes", "**no**", "not shown"
+MARGIN = 0.1
+"""Of what the reference gains over random actions."""
 INTRODUCTION = """\
 # Does freerun's PPO learn as well as Stable-Baselines3's?
 
 Written by `benchmarks/learning.py` from learning.json. Return: the mean over the last 100 training episodes at the end
 of a run, in both libraries; median over seeds (lowest – highest). Minus SB3: the difference of the means over seeds,
-with Welch's 95 % interval. *No* in the last column: all of that interval lies below zero, as happens to one in 40
-equals by chance. Steps and updates: medians; freerun learns from whole episodes, so they may differ from SB3's.
-Seconds were taken while several runs shared the machine: they are no measure of speed.
+with Welch's 95 % interval. No worse: *yes* if all of that interval lies above minus the margin, **no** if all of it is
+below, *not shown* if seeds differ by too much to tell. The margin is a tenth of what SB3 gains over random actions.
+Steps and updates: medians; freerun learns from whole episodes, so they may differ from SB3's. Seconds were taken while
+several runs shared the machine: they are no measure of speed.
 """
 
 
 def markdown(tables: Sequence[Table], reference: str, remarks: Sequence[str]) -> str:
-    verdicts: list[bool] = []
+    verdicts: list[str] = []
     lines = [INTRODUCTION]
     for table in tables:
         lines += [*_section(table, reference, verdicts), ""]
@@ -102,7 +108,8 @@ def markdown(tables: Sequence[Table], reference: str, remarks: Sequence[str]) ->
     lines += [
         "## In sum",
         "",
-        f"- {sum(verdicts)} of {len(verdicts)} comparisons: not below SB3 beyond noise."
+        f"- Of {len(verdicts)} comparisons, {verdicts.count(NO_WORSE)} show that freerun is no worse than SB3 by more "
+        f"than the margin, {verdicts.count(WORSE)} that it is, and {verdicts.count(NOT_SHOWN)} neither."
         if verdicts
         else "- No comparison yet: it takes four seeds of SB3 and four of another system.",
         *(f"- {remark}" for remark in remarks),
@@ -112,15 +119,16 @@ def markdown(tables: Sequence[Table], reference: str, remarks: Sequence[str]) ->
     return "\n".join(lines) + "\n"
 
 
-def _section(table: Table, reference: str, verdicts: list[bool]) -> Iterator[str]:
+def _section(table: Table, reference: str, verdicts: list[str]) -> Iterator[str]:
     """A task's rows; its verdicts are added to those of the others."""
     yield f"## {table.task}"
     yield ""
     yield table.about
     yield ""
-    yield "| system | seeds | return | steps / updates | mean lag | seconds | minus SB3 | not below SB3 beyond noise |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     reference_scores = [record.score for record in table.rows.get(reference, ())]
+    margin = MARGIN * (float(np.mean(reference_scores)) - table.random_return) if reference_scores else math.nan
+    yield f"| system | seeds | return | steps / updates | mean lag | seconds | minus SB3 | no worse by {margin:.0f} |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for label, records in table.rows.items():
         if not records:
             yield f"| {label} | 0 of {table.num_seeds} | | | | | | |"
@@ -140,9 +148,9 @@ def _section(table: Table, reference: str, verdicts: list[bool]) -> Iterator[str
             cells += ["", "too few seeds"]
         else:
             low, high = interval
-            verdicts.append(high >= 0)
+            verdicts.append(NO_WORSE if low >= -margin else WORSE if high < -margin else NOT_SHOWN)
             difference = np.mean(scores) - np.mean(reference_scores)
-            cells += [f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]", "yes" if high >= 0 else "**no**"]
+            cells += [f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]", verdicts[-1]]
         yield f"| {' | '.join(cells)} |"
     yield from _same_scores(table)
 

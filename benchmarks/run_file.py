@@ -116,7 +116,7 @@ def stamp(path: Path) -> Stamp:
         "processor": processor(),
         "cores": num_cores(),
         "gpu": _gpu(),
-        "others_percent": round(_others_percent(), 1),
+        "others_percent": round(METER.read().others, 1),
         "versions": versions(),
         "sources": fingerprint(sources_of(path)),
     }
@@ -219,16 +219,6 @@ def _name(fields: dict[str, Any]) -> str:
 
 def _names(names: Iterable[str]) -> str:
     return "; ".join(f"{name} × {number}" if number > 1 else name for name, number in Counter(names).items())
-
-
-def _others_percent() -> float:
-    """Return the share of all cores that other programs used. The meter does not know of processes that have ended."""
-    times = os.times()
-    ended = 100 * (times.children_user + times.children_system) / max(times.elapsed - STARTED, 1e-9) / num_cores()
-    return max(0.0, METER.read().others - ended)
-
-
-STARTED = os.times().elapsed
 
 
 def _gpu() -> str:

@@ -2,7 +2,8 @@
 
 Each case is a preset. `freerun` is the whole command with all its outputs. `sb3` is Stable-Baselines3's PPO with as
 many environments, each in a process of its own, and with the same steps per update, minibatches and epochs. Both train
-from the beginning for the same number of steps, and their speed is that of their last two thirds. `bare` is the limit:
+for the same number of steps, and their speed is that of the whole training: what freerun collects before its first
+update, and learns after the last step, counts against it, and so does the start of its workers. `bare` is the limit:
 as many processes as there are workers, which only step, with random actions that the masks allow. The three take turns,
 and a ratio compares them within one repetition. Every finished run is kept in simulators.json, so an interrupted
 benchmark continues; `--again` replaces the runs that it names, and no others.
@@ -16,12 +17,10 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,13 +31,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import psutil
 import tyro
 from run_file import RunFile, write_report
 
 from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.settings.presets import PRESETS
-from freerun.tools.bench.load_meter import BUSY_FIELDS
+from freerun.tools.bench.load_meter import LoadMeter
 
 BARE_SECONDS = 4.0
 MAX_OTHERS_PERCENT = 20.0
@@ -66,17 +64,17 @@ class Case:
 
 
 CASES = {
-    "sumo": Case("sumo-intersection", "SUMO, one crossing", 8192),
-    "lightsim": Case("grid2op-case14", "grid2op, lightsim2grid", 8192),
+    "sumo": Case("sumo-intersection", "SUMO, one crossing", 32_768),
+    "lightsim": Case("grid2op-case14", "grid2op, lightsim2grid", 32_768),
     # A step takes so long that an update has only a few.
     "pandapower": Case(
         "grid2op-case14",
         "grid2op, pandapower",
-        480,
+        768,
         {"steps_per_update": 48, "segment_steps": 6},
         {"backend": "pandapower"},
     ),
-    "atari": Case("atari-breakout", "Atari, Breakout", 4096),
+    "atari": Case("atari-breakout", "Atari, Breakout", 16_384),
     "uncached": Case(
         "grid2op-case14", "grid2op, lightsim2grid, `cache_series False`", 0, {}, {"cache_series": False}, True
     ),
@@ -113,43 +111,6 @@ class SimulatorRun:
     date: str
     total_steps: int
     """Of a training; 0 for `bare`."""
-
-
-class OthersMeter(threading.Thread):
-    """Measures what other programs use of all cores. Own are the processes of this interpreter, also those that end."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._ended = threading.Event()
-        self._own_seconds: dict[int, float] = {}
-        self._sample()
-        self._began, self._busy, self._own = time.perf_counter(), self._busy_seconds(), self._own_total()
-        self.start()
-
-    def run(self) -> None:
-        while not self._ended.wait(0.5):  # often enough to see nearly all of what a process uses before it ends
-            self._sample()
-
-    def read_percent(self) -> float:
-        self._ended.set()
-        self.join()
-        self._sample()
-        core_seconds = (time.perf_counter() - self._began) * (os.cpu_count() or 1)
-        others = (self._busy_seconds() - self._busy) - (self._own_total() - self._own)
-        return 100 * max(0.0, others) / core_seconds
-
-    def _own_total(self) -> float:
-        return sum(self._own_seconds.values())
-
-    def _sample(self) -> None:
-        for process in psutil.process_iter(["cmdline", "cpu_times"]):
-            if (process.info["cmdline"] or [""])[0] == sys.executable:
-                self._own_seconds[process.pid] = process.info["cpu_times"].user + process.info["cpu_times"].system
-
-    @staticmethod
-    def _busy_seconds() -> float:
-        times = psutil.cpu_times()
-        return sum(getattr(times, name, 0.0) for name in BUSY_FIELDS)
 
 
 Speed = tuple[float, float, float]
@@ -216,12 +177,6 @@ def bare(case: Case, num_workers: int, repetition: int) -> Speed:
     return sum(one[0] for one in found), statistics.mean(one[1] for one in found), reset_ms
 
 
-def later_speed(places: Sequence[tuple[int, float]]) -> float:
-    """Steps per second after the first third of (steps, seconds), which stand at the end of each update."""
-    (first_steps, first_seconds), (steps, seconds) = places[len(places) // 3], places[-1]
-    return (steps - first_steps) / (seconds - first_seconds)
-
-
 def train_freerun(case: Case, num_workers: int, repetition: int) -> Speed:
     settings = {**case.settings, "num_workers": num_workers, "total_steps": case.total_steps, "seed": repetition}
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -231,24 +186,14 @@ def train_freerun(case: Case, num_workers: int, repetition: int) -> Speed:
         command = [sys.executable, "-m", "freerun", "train", "--preset", case.preset, *flags]
         command += [*(["--env-args", *arguments] if arguments else []), "--run-dir", str(run_dir)]
         subprocess.run(command, check=True, capture_output=True, timeout=SLOWEST_SECONDS)
-        records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return later_speed([(one["step"], one["wall_seconds"]) for one in records]), 0.0, 0.0
+        last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    return last["step"] / last["wall_seconds"], 0.0, 0.0
 
 
-def learn_by_sb3(case: Case, num_workers: int, repetition: int, places: Any) -> None:
-    """Train with Stable-Baselines3 and hand over the steps and seconds at the end of each update."""
+def learn_by_sb3(case: Case, num_workers: int, repetition: int, speeds: Any) -> None:
+    """Train with Stable-Baselines3 and hand over its steps per second."""
     from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import SubprocVecEnv
-
-    found: list[tuple[int, float]] = []
-
-    class Clock(BaseCallback):
-        def _on_step(self) -> bool:
-            return True
-
-        def _on_rollout_start(self) -> None:  # which follows the update of the last one
-            found.append((self.num_timesteps, time.perf_counter()))
 
     envs = SubprocVecEnv([lambda: make_env(case) for _ in range(num_workers)])
     model = PPO(
@@ -263,18 +208,18 @@ def learn_by_sb3(case: Case, num_workers: int, repetition: int, places: Any) -> 
         seed=repetition,
         device="cpu",
     )
-    model.learn(case.total_steps, callback=Clock())
-    found.append((model.num_timesteps, time.perf_counter()))
+    began = time.perf_counter()
+    model.learn(case.total_steps)
+    speeds.put(model.num_timesteps / (time.perf_counter() - began))
     envs.close()
-    places.put(found[1:])  # the first one stands before the first update
 
 
 def train_sb3(case: Case, num_workers: int, repetition: int) -> Speed:
     context = multiprocessing.get_context("spawn")
-    places = context.Queue()
-    learner = context.Process(target=learn_by_sb3, args=(case, num_workers, repetition, places))
+    speeds = context.Queue()
+    learner = context.Process(target=learn_by_sb3, args=(case, num_workers, repetition, speeds))
     learner.start()
-    return later_speed(answers(places, [learner])[0]), 0.0, 0.0
+    return answers(speeds, [learner])[0], 0.0, 0.0
 
 
 MEASURES: dict[str, Callable[[Case, int, int], Speed]] = {"bare": bare, "freerun": train_freerun, "sb3": train_sb3}
@@ -297,10 +242,9 @@ def report(all_records: Sequence[SimulatorRun]) -> str:
         f"used meanwhile; runs beside more than {MAX_OTHERS_PERCENT:.0f} % are left out. "
         "`benchmarks/simulators.py` wrote this.",
         "",
-        "**These trainings are too short to be a limit for anything**: 4 updates, and 10 with pandapower. freerun "
-        "collects ahead of its updates, so some steps of the measured part were collected before it began. That "
-        "overstates freerun's speed, and more so with 8 workers, whose lag is 3. It can explain why freerun exceeds "
-        "`bare`; by how much was not measured. Longer runs must replace these.",
+        "A training has 16 updates. Its speed is that of the whole, so what freerun collects before its first update "
+        "and learns after its last step counts against it, and so does the start of its workers, which SB3's seconds "
+        "leave out.",
         "",
         "| simulator | workers | `bare` | freerun | sb3 | freerun / `bare` | freerun / sb3 | repetitions | others |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -355,9 +299,9 @@ def main(options: Options) -> None:
                     total_steps = 0 if system == "bare" else case.total_steps
                     if (name, num_workers, system, repetition, total_steps) in done:
                         continue
-                    meter = OthersMeter()
+                    meter = LoadMeter()
                     speed = MEASURES[system](case, num_workers, repetition)
-                    others = meter.read_percent()
+                    others = meter.read().others
                     today = datetime.now(UTC).date().isoformat()
                     run = SimulatorRun(name, num_workers, system, repetition, *speed, others, today, total_steps)
                     file.replace(run, "case", "num_workers", "system", "repetition")

@@ -55,13 +55,16 @@ def own_seconds() -> float:
 
 
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
-    """Return the processor time that these processes have used; one that has ended counts as zero."""
+    """Return the processor time that these processes have used; one that has ended counts as zero.
+
+    What their children used counts as soon as those have ended and were waited for. So processes that live only for a
+    moment are not missed, such as workers that a fork server starts and ends."""
     total = 0.0
     for process in processes:
         with contextlib.suppress(psutil.Error):  # a process that has just ended
             times = process.cpu_times()
             # Waiting for I/O is not counted: the core is free for others then.
-            total += times.user + times.system
+            total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
