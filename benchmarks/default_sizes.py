@@ -3,9 +3,9 @@
 A worker that hands over whole episodes may start one only as far as the lag allows: with 2,048 steps an update and a
 lag of 1, a hundred workers are never all busy. Larger updates, segments and more lag each mend that. This trains PPO on
 six tasks with 64 environments at once, with the defaults and with other settings, and compares what they learn from the
-same number of steps: the mean return of 20
-episodes with the final policy, and the mean return while it was trained. Runs go on side by side, so their speed means
-nothing here.
+same number of steps: the mean return of 20 episodes with the final policy, and the mean return while it was trained.
+Stable-Baselines3 with 64 environments tells what so many cost another PPO. Runs go on side by side, so their speed
+means nothing here.
 """
 
 from __future__ import annotations
@@ -41,15 +41,19 @@ SIZES_OF_ONE = ("--steps-per-update", "2048", "--minibatch-size", "64", "--learn
 WAYS = {
     "as for one environment": (*SIZES_OF_ONE, "--segment-steps", "0", "--max-lag", "1", *NOT_NORMALIZED),
     "defaults": (),
+    "advantages not scaled": ("--no-normalize-advantage",),
     "segments of 32, lag 1": ("--segment-steps", "32", "--max-lag", "1"),
     "updates of 8,192": ("--steps-per-update", "8192"),
 }
+SB3 = "Stable-Baselines3"
+"""Its own defaults, with 64 environments and 32 steps of each in an update."""
+NUM_ENVS, STEPS_PER_ENV = 64, 32
 NUM_EVALUATED = 20
 
 
 @dataclass(frozen=True)
 class Options:
-    ways: tuple[str, ...] = tuple(WAYS)
+    ways: tuple[str, ...] = (*WAYS, SB3)
     """What is compared; results of the others stay."""
     tasks: tuple[str, ...] = tuple(TASKS)
     """Environments; results of the others stay."""
@@ -62,6 +66,11 @@ class Options:
 
 def learn(task: str, way: str, seed: int) -> dict[str, Any]:
     """Train, and return how well it went."""
+    if way == SB3:
+        command = [sys.executable, __file__, SB3, task, str(seed)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        final, trained = map(float, done.stdout.split()[-2:])
+        return {"task": task, "way": way, "seed": seed, "final_return": final, "training_return": trained}
     folder = Path(tempfile.mkdtemp(prefix="default-sizes-"))
     run_dir = folder / "run"
     own = TASK_FLAGS.get(task, ())
@@ -80,12 +89,46 @@ def learn(task: str, way: str, seed: int) -> dict[str, Any]:
     return {"task": task, "way": way, "seed": seed, "final_return": final, "training_return": trained}
 
 
+def learn_by_sb3(task: str, seed: int) -> tuple[float, float]:
+    """Return the mean return of the final policy, with its most likely actions, and the mean return while training."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+    returns: list[float] = []
+
+    class Returns(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            if self.model.ep_info_buffer:
+                returns.append(statistics.mean(episode["r"] for episode in self.model.ep_info_buffer))
+
+    flags = TASK_FLAGS.get(task, ())
+    norm_obs, norm_reward = "--normalize-obs" in flags, "--normalize-reward" in flags
+    envs = VecNormalize(make_vec_env(task, NUM_ENVS, seed=seed), norm_obs=norm_obs, norm_reward=norm_reward)
+    model = PPO("MlpPolicy", envs, n_steps=STEPS_PER_ENV, seed=seed, device="cpu")
+    model.learn(TASKS[task], callback=Returns())
+    fresh = make_vec_env(task, 1, seed=seed + 1000)
+    trials = VecNormalize(fresh, training=False, norm_obs=norm_obs, norm_reward=False)
+    if norm_obs:
+        trials.obs_rms = envs.obs_rms
+    final, _ = evaluate_policy(model, trials, NUM_EVALUATED)
+    assert isinstance(final, float)
+    return final, statistics.mean(returns)
+
+
 def markdown(results: list[dict[str, Any]]) -> str:
-    ways = [way for way in WAYS if any(result["way"] == way for result in results)]
+    ways = [way for way in (*WAYS, SB3) if any(result["way"] == way for result in results)]
     lines = [
         "64 environments at once, PPO's other defaults. "
         f"Mean return of {NUM_EVALUATED} episodes with the final policy: "
-        "median (lowest – highest) over seeds; then the mean return during training. "
+        "median (lowest – highest) over seeds; then the mean return during training, and the number of seeds. "
         "`benchmarks/default_sizes.py` wrote this.",
         "",
         "| task | steps | " + " | ".join(ways) + " |",
@@ -98,7 +141,9 @@ def markdown(results: list[dict[str, Any]]) -> str:
             final, trained = ([result[name] for result in found] for name in ("final_return", "training_return"))
             spread = f"({min(final):,.0f} – {max(final):,.0f})" if final else ""
             cells.append(
-                f"{statistics.median(final):,.0f} {spread}; {statistics.median(trained):,.0f}" if final else ""
+                f"{statistics.median(final):,.0f} {spread}; {statistics.median(trained):,.0f}; {len(final)}"
+                if final
+                else ""
             )
         lines.append(f"| {task} | {TASKS[task]:,} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -118,6 +163,9 @@ def write_reports(folder: Path) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:2] == [SB3]:
+        print(*learn_by_sb3(sys.argv[2], int(sys.argv[3])))
+        return
     options = tyro.cli(Options, description=__doc__)
     file = open_results(options.output)
     jobs = [(task, way, seed) for seed in options.seeds for task in options.tasks for way in options.ways]

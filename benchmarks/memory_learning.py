@@ -246,7 +246,7 @@ def report(records: list[MemoryRun], total_steps: int, costs: dict[str, float]) 
         "RecurrentPPO has an LSTM for the policy and another one for the value function, and their MLPs see nothing "
         "else. In freerun both share one cell, and see the observation too.",
         "All but the last two rows scale advantages to deviation 1 in every minibatch.",
-        "All collect and learn in turns. " + others_beside(records),
+        "All but the last row collect and learn in turns. " + others_beside(records),
     ]
     if not costs:
         return "\n".join(lines) + "\n"

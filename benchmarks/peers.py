@@ -52,6 +52,8 @@ class System:
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     arguments: tuple[str, ...] = ()
     """Further arguments of the runner."""
+    build_settings: tuple[tuple[str, str], ...] = ()
+    """Variables of the environment while it is installed."""
 
 
 SHORT_STEPS = ("halfcheetah-2", "cartpole")
@@ -73,6 +75,14 @@ SYSTEMS = {
         "sample-factory",
         ("sample-factory==2.1.1", *MUJOCO),
         without_dependencies=("gymnasium==1.4.0",),  # it asks for one before 1.0, which has no HalfCheetah-v5
+    ),
+    "pufferlib": System(
+        "pufferlib_vector.py",
+        "pufferlib",
+        ("pufferlib==3.0.0", *MUJOCO),
+        without_dependencies=("gymnasium==1.4.0",),  # it asks for one before 1.0, which has no HalfCheetah-v5
+        # Without its own games and its trainer, which are compiled with libraries that it would download.
+        build_settings=(("NO_OCEAN", "1"), ("NO_TRAIN", "1")),
     ),
     "torchrl": System("torchrl_collector.py", "torchrl", ("torchrl==0.14.1", "gymnasium==1.4.0", *MUJOCO)),
     "rllib": System("rllib_env_runners.py", "ray", ("ray[rllib]==2.60.0", *MUJOCO)),
@@ -122,7 +132,7 @@ def install(name: str) -> None:
     pip = [python, "-m", "pip", "install", "-q"]
     # torch first and by itself, as in the Makefile; and again with the rest, so that nothing replaces it.
     subprocess.run([*pip, "-c", REPOSITORY / "constraints.txt", TORCH], check=True)
-    subprocess.run([*pip, TORCH, *system.requirements], check=True)
+    subprocess.run([*pip, TORCH, *system.requirements], check=True, env={**os.environ, **dict(system.build_settings)})
     if system.without_dependencies:
         subprocess.run([*pip, "--no-deps", *system.without_dependencies], check=True)
 

@@ -178,7 +178,7 @@ def conditions(stamped: Stamped) -> str:
 def others_beside(records: Sequence[Any]) -> str:
     """Say whether something else used the machine while these runs took their time; each knows whether it was alone."""
     if all(record.alone for record in records):
-        return "Nothing else ran on the machine."
+        return "No other benchmark ran at the same time."
     return "Others may have used the machine at the same time, so the seconds are no measure of speed."
 
 
