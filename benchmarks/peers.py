@@ -81,8 +81,7 @@ SYSTEMS = {
         "pufferlib",
         ("pufferlib==3.0.0", *MUJOCO),
         without_dependencies=("gymnasium==1.4.0",),  # it asks for one before 1.0, which has no HalfCheetah-v5
-        # Without its own games and its trainer, which are compiled with libraries that it would download.
-        build_settings=(("NO_OCEAN", "1"), ("NO_TRAIN", "1")),
+        build_settings=(("NO_TRAIN", "1"),),  # without its trainer, whose kernels would be compiled
     ),
     "torchrl": System("torchrl_collector.py", "torchrl", ("torchrl==0.14.1", "gymnasium==1.4.0", *MUJOCO)),
     "rllib": System("rllib_env_runners.py", "ray", ("ray[rllib]==2.60.0", *MUJOCO)),
@@ -198,13 +197,19 @@ def run_once(name: str, workload: str, seconds: float) -> dict[str, float] | Non
     """Run a system's runner and end what it leaves behind; None where it failed, which is told."""
     system, mark, timeout = SYSTEMS[name], uuid.uuid4().hex, STARTUP_SECONDS + 3 * seconds
     command = [str(interpreter(name)), str(RUNNERS / system.runner), *system.arguments]
-    # Files, because a process that is left behind would keep the end of a pipe open.
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+    # Files, because a process that is left behind would keep the end of a pipe open. The folder is for what a system
+    # leaves where it is started (PufferLib its pictures).
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        tempfile.TemporaryFile("w+") as errors,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         process = subprocess.Popen(
             [*command, "--workload", workload, "--seconds", str(seconds)],
             stdout=output,
             stderr=errors,
             start_new_session=True,
+            cwd=folder,
             env={**os.environ, RUN_MARK: mark},
         )
         try:

@@ -231,7 +231,12 @@ def spread(values: Sequence[float], form: str) -> str:
 
 
 def report(all_records: Sequence[SimulatorRun]) -> str:
-    records = [one for one in all_records if one.others_percent <= MAX_OTHERS_PERCENT]
+    # Trainings of another length are not comparable, because of what is collected ahead.
+    records = [
+        one
+        for one in all_records
+        if one.others_percent <= MAX_OTHERS_PERCENT and one.total_steps in (0, CASES[one.case].total_steps)
+    ]
     lines = [
         "# Real simulators",
         "",
