@@ -4,10 +4,10 @@ Run it in the environment that `make test-federated` makes: build/federated/bin/
 
 `pooled` is training on all sites' data, with the settings of the preset: one learner gets the episodes of all four, as
 many in each update and in all as the four sites together. `pooled-large` has as many in all, in a quarter of the
-updates; `pooled-entropy` has the entropy bonus that the sites have. The others share their policies after every few
-updates, as float16, and keep their critics (`SITE_SETTINGS`, `SHARING`). `own` trains every site alone, with the same
-settings; `own-preset` with those of the preset. Workers may be one update ahead, as the preset allows, except in the
-rows with `no-lag`. All are judged on fresh episodes of all sites.
+updates; `pooled-small` has minibatches of half the size, and so twice the gradient steps. The others share their
+policies after every few updates, as float16, and keep their critics (`SITE_SETTINGS`, `SHARING`). `own` trains every
+site alone, with the same settings; `own-preset` with those of the preset. Workers may be one update ahead, as the
+preset allows, except in the rows with `no-lag`. All are judged on fresh episodes of all sites.
 
 Bytes are those that leave or reach the sites: weights and moments of the start, of every round and of the end, or the
 observations, actions, rewards, log-probabilities and ends of every step, as freerun's workers send them. (The policies
@@ -53,16 +53,14 @@ EPISODES_PER_UPDATE, MINIBATCH_SIZE = 40, 500
 """Of `pooled`, as in the preset."""
 NO_LAG = "-no-lag"
 """The end of the names of systems whose workers wait for every update. The others may be one ahead, as the preset."""
-ENTROPY_COEF = 0.01
 SITE_SETTINGS = {
     "episodes_per_update": EPISODES_PER_UPDATE // 4,
-    "minibatch_size": 250,
+    "minibatch_size": MINIBATCH_SIZE // 4,
     "learning_rate": 4e-3,
-    "entropy_coef": ENTROPY_COEF,
 }
-"""Of each site: its part of an update of `pooled`. Its minibatches are half of those of `pooled` and so noisier, which
-makes Adam's steps in the common direction of all sites smaller: hence twice the preset's learning rate. The entropy
-bonus was chosen on seeds from 100 on, which are not reported (docs/federated.md)."""
+"""Of each site: its part of an update of `pooled`, and of a minibatch, so that it takes as many gradient steps. Smaller
+minibatches are noisier, which makes Adam's steps in the common direction of all sites smaller: hence twice the preset's
+learning rate. All was chosen on seeds from 100 on, which are not reported (docs/federated.md)."""
 SHARING: dict[str, Any] = {"updates_per_round": 5, "share": "policy", "send_as": "float16"}
 OF_STRATEGY: dict[str, dict[str, Any]] = {"fedavgm": {"server_step": 1.5}}
 """What only one strategy has. The others have the defaults of `FederationOptions`."""
@@ -81,10 +79,12 @@ class Options:
         "pooled",
         "pooled-no-lag",
         "pooled-large",
-        "pooled-entropy",
+        "pooled-small",
         "fedavg-no-lag",
         *STRATEGIES,
     )
+    again: bool = False
+    """Run again what was run before, and replace it."""
     num_workers: int = 1
     """Workers of each training."""
     eval_episodes: int = 400
@@ -163,8 +163,8 @@ def recorded(system: str) -> dict[str, Any]:
     strategy = system.removesuffix(NO_LAG)
     if strategy in STRATEGIES:
         return {**SITE_SETTINGS, **SHARING, **OF_STRATEGY.get(strategy, {})}
-    if system == "pooled-entropy":
-        return {"entropy_coef": ENTROPY_COEF}
+    if system == "pooled-small":
+        return {"minibatch_size": MINIBATCH_SIZE // 2}
     return dict(SITE_SETTINGS) if system.partition(":")[0] == "own" else {}
 
 
@@ -236,10 +236,12 @@ def main() -> None:
     file = RunFile(options.output / "federation.json", Trained)
     for seed in options.seeds:
         for system in options.systems:
-            if any(run.seed == seed and run.is_of(system) for run in file.records):
+            before = [run for run in file.records if run.seed == seed and run.is_of(system)]
+            if before and not options.again:
                 continue
             folder = Path(tempfile.mkdtemp(prefix="federation-"))
-            file.records += train(system, seed, options, folder)
+            found = train(system, seed, options, folder)
+            file.records = [run for run in file.records if run not in before] + found
             file.save()
             shutil.rmtree(folder)
             last = file.records[-1]
