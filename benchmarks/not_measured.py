@@ -41,7 +41,7 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
         EXAMPLE: ("7 s so far",),
         SETTING: ("200 SIGKILLs",),
     },
-    "federated.md": {SETTING: ("2,000 episodes per site", "An entropy bonus of 0.01", "seeds from 100 on")},
+    "federated.md": {SETTING: ("2,000 episodes per site", "seeds from 100 on")},
     "images.md": {
         SETTING: ("84 × 84 × 4 bytes", "after 60,000 steps", "After 150,000 steps of Breakout"),
     },
@@ -49,7 +49,7 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
     "learners.md": {SETTING: ("minibatches of 64 nearly", "512-512 and 2,048 a fifth")},
     "mbpo.md": {DEFAULT: ("5 % real steps",), LIMIT: ("gains 1 % on them",), SETTING: ("after 100 updates",)},
     "memory.md": {
-        SETTING: ("after 150,000 steps", "after 60,000 steps", "minibatch of 256 steps"),
+        SETTING: ("after 150,000 steps", "after 60,000 steps"),
         NAME: ("CAGE challenge 2",),
     },
     "metrics.md": {EXAMPLE: ("0.1 is 10 % more",)},
