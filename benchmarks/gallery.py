@@ -61,6 +61,11 @@ EXHIBITS = {
         "A defender keeps an intruder out of 13 hosts. The best return is 0; `freerun eval --compare` plays others.",
         ("--preset", "defender"),
     ),
+    "t_maze": Exhibit(
+        "A signal at the entrance of a corridor says which way to turn at its end. With a memory the best return is 1.",
+        ("freerun/TMaze-v0", "--memory", "gru", "--total-steps", "80000"),
+        has_film=False,
+    ),
     "drone_hover": Exhibit(
         "A quadrotor holds its place above rough terrain.",
         ("freerun/RoughDrone-v1", "--env-args", "task", "hover", *DRONES, "--total-steps", "10000000"),
