@@ -84,7 +84,14 @@ TASKS = {
 FREERUN: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"mode": "freerun", "max_lag": 1, "num_workers": 2, "envs_per_worker": 4, "segment_steps": 256},
     "LunarLander-v3": {"mode": "freerun", "max_lag": 1, "num_workers": 2, "envs_per_worker": 8, "segment_steps": 1024},
-    "HalfCheetah-v5": {"mode": "freerun", "max_lag": 1, "num_workers": 2, "envs_per_worker": 4, "segment_steps": 250},
+    "HalfCheetah-v5": {
+        "mode": "freerun",
+        "max_lag": 1,
+        "num_workers": 2,
+        "envs_per_worker": 4,
+        "segment_steps": 250,
+        "normalize_advantage": True,  # as the others do; its default for so many environments is another
+    },
 }
 
 # ---------------------------------------------------------------------------------------------- one run

@@ -110,15 +110,24 @@ def test_all_but_tensors_are_normalised() -> None:
     assert completed(normalize_obs=False).algorithm.normalize_obs is False
 
 
-def test_advantages_are_scaled_except_of_a_memory_whose_rewards_are() -> None:
-    """Recurrent policies forgot what they had learned: once a task is solved, what is scaled up is noise."""
-    assert completed().algorithm.normalize_advantage is True
-    assert completed(memory="gru").algorithm.normalize_advantage is False
-    assert completed(memory="gru", normalize_reward=False).algorithm.normalize_advantage is True
-    assert completed(memory="gru", advantage_rows="update").algorithm.normalize_advantage is True
-    assert completed(memory="gru", normalize_advantage=True).algorithm.normalizes_minibatches
-    tensors = completed(env="freerun/RoughDrone-v0", mode="batch", num_workers=None, memory="gru").algorithm
-    assert tensors.normalize_advantage is True
+def test_advantages_are_scaled_unless_they_are_noisy_and_rewards_are_scaled() -> None:
+    """Recurrent policies forgot a solved task, and Hopper learned a fifth as much from 64 environments."""
+
+    def is_scaled(**settings: Any) -> bool:
+        found = completed(**settings).algorithm.normalize_advantage
+        assert found is not None
+        return bool(found)
+
+    assert is_scaled(num_workers=4)
+    assert not is_scaled(num_workers=5)
+    assert not is_scaled(num_workers=2, envs_per_worker=32)
+    assert not is_scaled(num_workers=1, memory="gru")
+    for settings in ({"num_workers": 64}, {"num_workers": 1, "memory": "gru"}):
+        assert is_scaled(**settings, normalize_reward=False)
+        assert is_scaled(**settings, advantage_rows="update")
+        assert is_scaled(**settings, entropy_coef=0.01)
+        assert is_scaled(**settings, normalize_advantage=True)
+    assert is_scaled(env="freerun/RoughDrone-v0", mode="batch", num_workers=None, memory="gru")
 
 
 def test_switches_that_may_be_left_open_are_switched_like_others() -> None:

@@ -46,6 +46,7 @@ PRESETS = {
             "num_epochs": 5,
             "envs_per_worker": 4,
             "normalize_reward": True,
+            "normalize_advantage": True,
             "anneal_learning_rate": True,
         },
     ),

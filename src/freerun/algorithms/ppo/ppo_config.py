@@ -66,8 +66,8 @@ class PPOConfig:
     target_kl: float | None = None
     """End an update early once the policy has moved this far (× 1.5) from the one it started with."""
     normalize_advantage: bool | None = None
-    """Scale advantages to mean 0 and deviation 1 (if not given: yes, and no with --memory where rewards are scaled; see
-    docs/memory.md)."""
+    """Scale advantages to mean 0 and deviation 1. (If not given: yes, and no where rewards are scaled already, if there
+    is a --memory or more than 4 environments, and no entropy bonus; see docs/defaults.md.)"""
     advantage_rows: Literal["minibatch", "update"] = "minibatch"
     """The rows over which --normalize-advantage takes mean and deviation: each minibatch, or the whole update."""
     normalize_obs: bool | None = None
@@ -168,13 +168,23 @@ def scaled_defaults(config: PPOConfig, scale: RunScale) -> dict[str, Any]:
         # Tensors come from simulators whose authors have scaled them, and the statistics would be a wait for the GPU.
         "normalize_obs": not scale.is_tensors,
         "normalize_reward": normalize_reward,
-        # Once a policy solves its task, what is left of the advantages is noise. To scale that up to deviation 1 made
-        # recurrent policies forget what they had learned. Scaled rewards keep advantages at about 1 from the start.
-        "normalize_advantage": not (config.has_memory and normalize_reward and config.advantage_rows == "minibatch"),
+        "normalize_advantage": not (normalize_reward and _keeps_advantages(config, scale)),
     }
     if config.episodes_per_update is None:
         values["steps_per_update"] = steps
     return {name: value for name, value in values.items() if getattr(config, name) is None}
+
+
+def _keeps_advantages(config: PPOConfig, scale: RunScale) -> bool:
+    """Whether advantages are better left as they are, where scaled rewards keep them at about 1 from the start.
+
+    What is left of the advantages late in a training is mostly noise, and deviation 1 makes that as large as what was
+    learned from. Recurrent policies forgot what they had learned. Segments of many environments hold only a part of
+    each episode, so their advantages are noisy, too, and Hopper learned a fifth as much (docs/defaults.md). An entropy
+    bonus is meant to be weighed against advantages of deviation 1.
+    """
+    is_noisy = config.has_memory or not scale.has_few_envs
+    return is_noisy and config.entropy_coef == 0 and config.advantage_rows == "minibatch"
 
 
 def with_network(config: PPOConfig, env: EnvSpec) -> PPOConfig:
