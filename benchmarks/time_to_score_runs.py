@@ -57,7 +57,11 @@ class Plan:
         return (record.task, record.system, record.seed) == (self.task, self.system, self.seed)
 
     def is_fulfilled_by(self, record: Record) -> bool:
-        return self.is_plan_of(record) and record.conditions == self.conditions
+        wanted, found = self.conditions, dict(record.conditions)
+        # Older runs do not say that they scaled their advantages, because there was no other default.
+        if "normalize_advantage" in wanted["settings"]:
+            found["settings"] = {"normalize_advantage": True, **found["settings"]}
+        return self.is_plan_of(record) and found == wanted
 
     def __str__(self) -> str:
         return f"{self.task}, {SYSTEMS[self.system].label}, seed {self.seed}"

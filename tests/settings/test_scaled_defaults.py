@@ -111,7 +111,7 @@ def test_all_but_tensors_are_normalised() -> None:
 
 
 def test_advantages_are_scaled_unless_they_are_noisy_and_rewards_are_scaled() -> None:
-    """Recurrent policies forgot a solved task, and Hopper learned a fifth as much from 64 environments."""
+    """Recurrent policies forgot a solved task, and Hopper learned less from 64 environments."""
 
     def is_scaled(**settings: Any) -> bool:
         found = completed(**settings).algorithm.normalize_advantage
