@@ -20,12 +20,13 @@ from typing import Any, Generic, TypeVar
 
 from catalogue import fingerprint, sources_of
 
-from freerun.tools.bench.load_meter import LoadMeter, num_cores, processor
+from freerun.tools.bench.load_meter import LoadMeter, adopt_orphans, num_cores, processor
 
 Record = TypeVar("Record")
 Stamp = dict[str, Any]
 Stamped = list[tuple[str, Stamp | None]]
 """The names of rows, each with the stamp of its measurement, if there is one."""
+adopt_orphans()
 METER = LoadMeter()
 """Measures what else runs on the machine, from the start of the benchmark on."""
 ENVELOPE = {"content", "stamps"}

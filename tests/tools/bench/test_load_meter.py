@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from freerun.tools.bench.load_meter import own_seconds
 
@@ -22,3 +25,22 @@ def test_processes_that_have_ended_count_as_this_program() -> None:
         assert own_seconds() - before > 0.35
         shell.stdin.write("\n")
     assert own_seconds() - before > 0.35
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
+def test_orphans_count_as_this_program_where_it_asks_for_them(tmp_path: Path) -> None:
+    """In a process of its own, because what it asks for holds for good. Its child leaves a process behind."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import subprocess, sys, time\n"
+        "from freerun.tools.bench.load_meter import adopt_orphans, own_seconds\n"
+        "adopt_orphans()\n"
+        "before = own_seconds()\n"
+        f"burn = {BURN!r} + '\\nprint(1)'\n"
+        "leave = 'import subprocess, sys; subprocess.Popen([sys.executable, \"-c\", sys.argv[1]])'\n"
+        "with subprocess.Popen([sys.executable, '-c', leave, burn], stdout=subprocess.PIPE) as parent:\n"
+        "    parent.stdout.read()\n"  # until the orphan has printed and ended
+        "print(own_seconds() - before)\n"
+    )
+    done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+    assert float(done.stdout) > 0.35
