@@ -16,7 +16,8 @@ from freerun.settings import registry
 
 pytestmark = [pytest.mark.slow, pytest.mark.own_ray]
 
-WITHIN_SECONDS = 5.0
+WITHIN_SECONDS = 20.0
+"""Generous, because the janitor of Ray looks at every process of a busy machine. Nobody waits once all is gone."""
 ENDLESS = ["--total-steps", "100000000", "--num-epochs", "1"]
 
 
