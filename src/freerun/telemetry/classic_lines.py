@@ -37,13 +37,13 @@ class ClassicLines:
         # The lock keeps a progress line of the old round from being counted, or printed, in the new one.
         self._lock = threading.Lock()
         print_plain(console, title)
+        self._delivered_before = self._counts().episodes_delivered
         self._begin_round()
         self._thread = threading.Thread(target=self._watch, name="freerun-classic", daemon=True)
         self._thread.start()
 
     def _begin_round(self) -> None:
         self._began_at = time.perf_counter()
-        self._delivered_before = self._counts().episodes_delivered
         self._num_shown = 0
         print_plain(self._console, f"Collecting {self._num_wanted} episodes{self._manner}...")
 
@@ -75,6 +75,8 @@ class ClassicLines:
                 f"mean_return={format_or_dash(metrics['return_mean'], '.2f')}",
             )
             if metrics["progress"] < 1:
+                # What has arrived beyond this update, because collecting runs ahead, belongs to the next round.
+                self._delivered_before += self._num_wanted
                 self._begin_round()
 
     def close(self) -> None:
