@@ -47,8 +47,8 @@ class Options:
     """Of CAGE challenge 2, for the report."""
     memories: tuple[str, ...] = MEMORIES
     advantage_rows: Literal["minibatch", "update", "none"] | None = None
-    """Over which rows advantages are scaled, or that they are not. (If not given: as freerun does by default, over
-    minibatches without a memory, and not at all with one.)"""
+    """Over which rows advantages are scaled, or that they are not. (If not given: over minibatches without a memory,
+    and not at all with one.)"""
     again: bool = False
     """Run what was run before, and replace it."""
     output: Path = Path(__file__).parent / "results" / "memory_defence"

@@ -180,8 +180,8 @@ def _keeps_advantages(config: PPOConfig, scale: RunScale) -> bool:
 
     What is left of the advantages late in a training is mostly noise, and deviation 1 makes that as large as what was
     learned from. Recurrent policies forgot what they had learned. Segments of many environments hold only a part of
-    each episode, so their advantages are noisy, too, and Hopper and HalfCheetah learned less (docs/defaults.md). An
-    entropy bonus is meant to be weighed against advantages of deviation 1.
+    each episode, so their advantages are noisy, too, and Hopper learned less (docs/defaults.md). An entropy bonus is
+    meant to be weighed against advantages of deviation 1.
     """
     is_noisy = config.has_memory or not scale.has_few_envs
     return is_noisy and config.entropy_coef == 0 and config.advantage_rows == "minibatch"
