@@ -11,9 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from freerun.algorithms.learners.compiled_kernel import compiled_kernel
+from freerun.algorithms.policies.mlp_actor import ActorSpec
+from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
+from freerun.algorithms.policies.numpy_mlp import layers_of
+from freerun.algorithms.ppo.compiled_steps import FORWARD_ROWS, CompiledForward, CompiledMLP
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig, with_sizes
 from freerun.core import EnvSpec, Segment
@@ -133,3 +138,23 @@ def test_what_is_not_finite_in_an_observation_is_counted_at_every_step(value: fl
     ppo.observe([Segment(obs, number, -one, one, no, no, obs, number, number, 0.0)])
     assert ppo.update(1, 0.0)["bad_gradients"] == 3
     np.testing.assert_array_equal(ppo.policy.weights, before)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("num_rows", [0, 1, FORWARD_ROWS, 2 * FORWARD_ROWS + 7])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
+def test_outputs_without_gradients_are_those_of_torch(num_rows: int, activation: Any) -> None:
+    """Also where the policy sees only some numbers of a row, the critic others, and a mask stands behind both."""
+    kernel = compiled_kernel()
+    assert kernel is not None
+    spec = ActorSpec(3, (70, 33), activation, (4,), 0, False, critic_obs_size=5, has_mask=True)
+    net = ActorCritic(spec)
+    flatten_parameters(net)
+    rows = torch.randn(num_rows, net.row_size, generator=torch.Generator().manual_seed(0))
+    rows[:, -4:] = (rows[:, -4:] > 0).float()
+    networks = [CompiledMLP(kernel, layers_of(part), activation) for part in (net.actor, net.critic)]
+    with torch.no_grad():
+        for got, wanted in zip(
+            CompiledForward(net, *networks).head_and_value(rows), net.head_and_value(rows), strict=True
+        ):
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)

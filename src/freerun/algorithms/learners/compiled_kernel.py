@@ -74,6 +74,9 @@ class Kernel:
         self.ppo_backward = library.ppo_backward
         self.ppo_backward.argtypes = (pointer, pointer, integer, number)
         self.ppo_backward.restype = None
+        self.network_forward = library.network_forward
+        self.network_forward.argtypes = (pointer, pointer, integer, integer)
+        self.network_forward.restype = None
         self.adam_step = library.adam_step
         self.adam_step.argtypes = (integer, *(pointer,) * 5, *(number,) * 5)
         self.adam_step.restype = integer

@@ -230,4 +230,11 @@ int64_t adam_step(int64_t size, float *weights, float *gradient, float *mean, fl
     return 1;
 }
 
+/* ------------------------------------------------------------------------------------------------ without gradients */
+
+/* The outputs of a network for `rows` observations; the last layer's `activated` holds them. */
+void network_forward(const struct network *net, const float *x, int64_t x_row, int64_t rows) {
+    forward(net, x, x_row, rows);
+}
+
 int64_t floats_in_a_vector(void) { return LANES; }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from freerun.algorithms.learners.compiled_kernel import Kernel, LayerStruct, NetworkStruct, PPOStruct
 from freerun.algorithms.policies.action_heads import MASKED_LOGIT
 from freerun.algorithms.policies.mlp_actor import HiddenActivation
-from freerun.algorithms.policies.networks import ActorCritic
+from freerun.algorithms.policies.networks import ActorCritic, masked_logits
 from freerun.algorithms.policies.numpy_mlp import LinearLayer, layers_of
 from freerun.algorithms.ppo.gradient_steps import FlatDescent, ProximalTerm
 from freerun.algorithms.ppo.ppo_config import PPOConfig
@@ -21,6 +21,10 @@ from freerun.core import LearnerGroup
 
 ACTIVATIONS: tuple[HiddenActivation, ...] = ("tanh", "relu", "elu")
 """In the order of kernel.c."""
+
+
+FORWARD_ROWS = 960
+"""Rows of a call that computes outputs alone: ten of the kernel's blocks, whose numbers stay in a cache of 1 MiB."""
 
 
 class CompiledMLP:
@@ -45,6 +49,17 @@ class CompiledMLP:
             struct.by_output = self._reserve(outputs * kernel.padded(inputs))
             struct.sums = self._reserve(kernel.padded(inputs) * kernel.padded(outputs))
         self._num_own = len(self._memory)
+        self._num_outputs = layers[-1].weight.shape[1]
+        self.make_room(FORWARD_ROWS)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The outputs for any number of rows, where no gradient is wanted."""
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        output = torch.empty(len(x), self._num_outputs)
+        for part, target in zip(torch.split(x, FORWARD_ROWS), torch.split(output, FORWARD_ROWS), strict=True):
+            self._kernel.network_forward(ctypes.addressof(self.struct), part.data_ptr(), x.stride(0), len(part))
+            target.copy_(self._last_activated[: len(part), : self._num_outputs])
+        return output
 
     def _reserve(self, size: int) -> int:
         # Torch's memory begins at a multiple of 64 bytes, numpy's anywhere. So vectors lie in one line of the cache,
@@ -56,8 +71,27 @@ class CompiledMLP:
         """Reserve memory for minibatches of up to this many rows."""
         del self._memory[self._num_own :]
         for struct in self._structs:
-            size = num_rows * self._kernel.padded(struct.outputs)
-            struct.activated, struct.gradient = self._reserve(size), self._reserve(size)
+            size = max(num_rows, FORWARD_ROWS) * self._kernel.padded(struct.outputs)
+            struct.gradient, struct.activated = self._reserve(size), self._reserve(size)
+        self._last_activated = self._memory[-1].view(-1, self._kernel.padded(self._num_outputs))
+
+
+class CompiledForward:
+    """An `ActorCritic` where no gradient is wanted: the kernel computes its networks."""
+
+    def __init__(self, net: ActorCritic, actor: CompiledMLP, critic: CompiledMLP):
+        self._net, self._actor, self._critic = net, actor, critic
+
+    def head(self, normalized_obs: Tensor) -> Tensor:
+        spec = self._net.spec
+        output = self._actor(normalized_obs[:, : spec.obs_size])
+        return masked_logits(output, normalized_obs) if spec.has_mask else output
+
+    def value(self, normalized_obs: Tensor) -> Tensor:
+        return self._critic(normalized_obs[:, self._net.seen_by_critic]).squeeze(-1)
+
+    def head_and_value(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(normalized_obs), self.value(normalized_obs)
 
 
 class CompiledSteps:
@@ -76,6 +110,7 @@ class CompiledSteps:
         self._descent = FlatDescent(weights, optimizer, group, num_bad, proximal, kernel)
         self._kernel, spec = kernel, net.spec
         self._networks = [CompiledMLP(kernel, layers_of(part), spec.activation) for part in (net.actor, net.critic)]
+        self.forward = CompiledForward(net, *self._networks)
         self._ppo = PPOStruct(*(network.struct for network in self._networks), net.row_size, net.seen_by_critic.start)
         self._address = ctypes.addressof(self._ppo)
         self._ppo.has_mask, self._ppo.masked_logit = spec.has_mask, MASKED_LOGIT

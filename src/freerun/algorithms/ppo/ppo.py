@@ -41,6 +41,7 @@ from freerun.algorithms.ppo.ppo_networks import make_networks
 from freerun.algorithms.ppo.reward_scale import RewardScale, scaled_reward
 from freerun.algorithms.ppo.sequences import SequenceSteps
 from freerun.algorithms.ppo.training_batch import (
+    Forward,
     TensorGrid,
     TrainingBatch,
     empty_segment,
@@ -130,12 +131,12 @@ class PPO:
         self._memory_steps = SequenceSteps(*parts, self._proximal) if config.has_memory else None
         autograd = self._memory_steps or AutogradSteps(*parts, self._proximal)
         self._gradient_steps: GradientSteps = autograd
-        if is_fast:
-            kernel = kernel_for(config.learner, config.hidden_sizes)
-            fast = (
-                FastSteps(*parts, self._proximal) if kernel is None else CompiledSteps(*parts, self._proximal, kernel)
-            )
-            self._gradient_steps = fast
+        self._forward: Forward = self.net
+        if is_fast and (kernel := kernel_for(config.learner, config.hidden_sizes)) is not None:
+            self._gradient_steps = compiled = CompiledSteps(*parts, self._proximal, kernel)
+            self._forward = compiled.forward
+        elif is_fast:
+            self._gradient_steps = FastSteps(*parts, self._proximal)
 
         def descend(losses: PPOLosses, kl: Tensor, tells_of_step: Tensor, is_skipped: Tensor | None) -> None:
             self._adapt_learning_rate(kl, tells_of_step)
@@ -228,7 +229,7 @@ class PPO:
             reward = scaled_reward(reward, factor)
         steps = self._memory_steps
         remember = None if steps is None else steps.arrange(segments, self.config)
-        return flat.obs, prepare_flat_batch(self.net, self.config, flat, reward, version, remember)
+        return flat.obs, prepare_flat_batch(self.net, self.config, flat, reward, version, remember, self._forward)
 
     def _prepare_grid(self, *grid: Tensor) -> TrainingBatch:
         return prepare_grid(self.net, self.config, TensorGrid(*grid))
@@ -298,7 +299,7 @@ class PPO:
         if self._memory_steps is not None:
             seen = self._memory_steps.seen(torch.arange(len(seen), device=self._device))
         # The entropy of a Gaussian does not depend on its mean, which need not be computed.
-        head = seen if self.net.spec.gaussian_size else self.net.head(seen)
+        head = seen if self.net.spec.gaussian_size else self._forward.head(seen)
         entropy = mean_or_zero(self.net.entropy(head))
         average_over_learners_(self._learner_group, entropy, len(batch.obs) / total_rows)
         # Explained variance: 1 - Var(target - V) / Var(target). Without Bessel's correction, which cancels out: the

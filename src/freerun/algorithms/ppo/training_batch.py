@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,16 @@ LARGE_ROW = 4096
 """Observations of at least this many numbers are taken for images."""
 ROWS_OF_IMAGES = 1024
 """Images that go through a network together where no gradient is wanted."""
+
+
+class Forward(Protocol):
+    """Computes the outputs of an `ActorCritic` where no gradient is wanted: the module itself, or a faster way."""
+
+    def head(self, normalized_obs: Tensor) -> Tensor: ...
+
+    def value(self, normalized_obs: Tensor) -> Tensor: ...
+
+    def head_and_value(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class TrainingBatch(NamedTuple):
@@ -224,6 +234,7 @@ def prepare_flat_batch(
     reward: Tensor,
     version: int,
     remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    forward: Forward | None = None,
 ) -> TrainingBatch:
     """The training batch of a flat batch. `reward` holds its rewards, scaled where that was asked for.
 
@@ -232,14 +243,15 @@ def prepare_flat_batch(
     next_obs = net.normalize(batch.boundary_next_obs)
     seen, next_seen = (obs, next_obs) if remember is None else remember(obs, next_obs)
     lag = version - batch.version
+    networks = forward or net
 
     def values(rows: Tensor) -> tuple[Tensor]:
-        return (net.value(rows),)
+        return (networks.value(rows),)
 
     proximal = behaviour
     # This waits for the device, but spares a pass through the actor in all modes without lag.
     if lag.any():
-        head, value = _in_parts(net.head_and_value, seen)
+        head, value = _in_parts(networks.head_and_value, seen)
         proximal = proximal_log_prob(behaviour, net.log_prob(head, action), lag)
     else:
         (value,) = _in_parts(values, seen)
