@@ -79,6 +79,7 @@ BENCHMARKS = {
     "image_learner": Benchmark(PPO),
     "learner_speed": Benchmark(MBPO, flags=OUTPUT),
     "learner_speed_cpu": Benchmark((*PPO, *SAC)),
+    "learner_threads": Benchmark((*TRAINING, *SAC, "src/freerun/run/learner_threads.py")),
     "learning": Benchmark((*TRAINING, *SAC, "benchmarks/learning_report.py")),
     "masked_learning": Benchmark((*TRAINING, *DEFENCE)),
     "matrix": Benchmark(

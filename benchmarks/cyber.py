@@ -3,9 +3,10 @@
 The limit is the same environments stepped with random actions and nothing else, one process per core. A shared machine
 is not equally fast from one second to the next, so the two take turns: after every update all processes of the run are
 stopped for a moment, and those of the limit go on; each stretch of the run is compared with its two neighbours. Every
-mode is measured twice: with a learner that takes 100 episodes at a time and learns nothing, and with PPO. The
-environments keep the cores busy, so what PPO computes is lost to them. Modes run interleaved and repeated; medians
-count.
+mode is measured in three ways: with a learner that takes 100 episodes at a time and learns nothing, with PPO, and with
+PPO at a learning rate of practically zero. The environments keep the cores busy, so what PPO computes is lost to them.
+The third way tells this from something else: what a policy learns to do may take the simulator longer than the random
+actions of the limit do. Modes run interleaved and repeated; medians count.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ FIRST_LOOK = 3
 """The update after which the run is stopped for the first time: it has come to full speed."""
 LIMIT_SECONDS = 0.8
 EPISODE_STEPS = 100
+NO_LEARNING_RATE = 1e-12
+"""Too small to change a weight, so that the policy goes on to act at random."""
+KINDS = ("collecting", "training", "training, policy kept")
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class Turns:
         tell(self._pids, signal.SIGCONT)
 
 
-def measure(options: Options, mode: str, limit: Limit, learns: bool) -> dict[str, Any]:
+def measure(options: Options, mode: str, limit: Limit, kind: str) -> dict[str, Any]:
     """Stretches once warm, and the seconds from nothing to full speed."""
     total_episodes = 100 * (FIRST_LOOK + options.stretches)
     settings: dict[str, Any] = {"env": options.env, "mode": mode, "total_episodes": total_episodes, "quiet": True}
@@ -146,6 +150,9 @@ def measure(options: Options, mode: str, limit: Limit, learns: bool) -> dict[str
     settings |= {"num_workers": 1 if mode == "sequential" else options.num_workers, "env_args": options.env_args}
     if mode == "freerun":
         settings["envs_per_worker"] = options.envs_per_worker
+    if kind == "training, policy kept":
+        settings["learning_rate"] = NO_LEARNING_RATE
+    learns = kind != "collecting"
     config = complete(make_config(settings))
     pool = Pool(make_factory(config))
     algorithm = Turns(
@@ -183,16 +190,14 @@ def full_speed(samples: list[tuple[float, int]], rate: float) -> float:
 
 
 def run_all(options: Options) -> dict[str, Any]:
-    runs: dict[str, dict[str, list[dict[str, Any]]]] = {
-        mode: {"collecting": [], "training": []} for mode in options.modes
-    }
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {mode: {kind: [] for kind in KINDS} for mode in options.modes}
     factory = GymnasiumFactory(options.env, options.env_args)
     with bare_limit.stepping(factory, os.cpu_count() or 1) as (counts, processes):
         limit = Limit(counts, processes)
         for _ in range(options.repeats):
             for mode in options.modes:
                 for kind, found in runs[mode].items():
-                    found.append(measure(options, mode, limit, learns=kind == "training"))
+                    found.append(measure(options, mode, limit, kind))
                     share = statistics.median(shares(found[-1:]))
                     print(f"{mode} {kind}: {share:.1%}, {found[-1]['seconds_to_full_speed']:.1f} s", flush=True)
     return {
@@ -228,12 +233,20 @@ def markdown(results: dict[str, Any]) -> str:
         f"{count} stretches of 100 episodes, each beside the limit just before",
         "and just after it; `benchmarks/cyber.py` wrote this.",
         "",
-        "| mode | collecting, episodes/s | of limit | training, episodes/s | of limit | seconds to full speed |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "*Policy kept*: PPO computes everything at a learning rate of practically zero, so that the simulator is given "
+        "the same kind of actions as in the limit.",
+        "",
+        "| mode | collecting, episodes/s | of limit | training, episodes/s | of limit | training, policy kept | of limit "
+        "| seconds to full speed |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for mode, runs in results["modes"].items():
         cells = []
-        for found in runs.values():
+        for kind in KINDS:
+            found = runs.get(kind)
+            if found is None:
+                cells += ["not measured", "–"]
+                continue
             rates = [it["steps_per_second"] / EPISODE_STEPS for run in found for it in run["stretches"]]
             low, middle, high = statistics.quantiles(rates, n=4)
             cells.append(f"{middle:,.1f} ({low:,.1f} – {high:,.1f})")

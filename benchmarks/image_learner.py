@@ -23,7 +23,7 @@ from run_file import ResultFile, write_report
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import EnvSpec, ImagePart, Segment
-from freerun.settings.factories import set_learner_threads
+from freerun.settings.factories import limit_threads
 from freerun.tools.bench.load_meter import processor
 
 SHAPE, NUM_CHOICES = (4, 84, 84), 6
@@ -132,7 +132,7 @@ def main(options: Options) -> None:
         torch.set_num_threads(max(options.threads))
         update, seconds[name] = make(), []
         for num_threads in options.threads:
-            set_learner_threads(num_threads)
+            limit_threads(of_torch=num_threads, of_numpy=1)
             times = []
             for _ in range(options.updates):
                 started = time.perf_counter()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from freerun.core import MetricSink
 from freerun.run.run_parts import RunParts
-from freerun.settings.factories import episode_remedy, is_tensors
+from freerun.settings.factories import episode_remedy, is_tensors, settings_in_use
 from freerun.settings.registry import find_algorithm, find_mode, find_tracker
 from freerun.telemetry.advice import RecentRecords
 from freerun.telemetry.classic_lines import ClassicLines
@@ -59,9 +59,7 @@ def _title(parts: RunParts) -> str:
     note = find_algorithm(config.algo).traits.learner_note
     if note is None:
         return title
-    # As the algorithm uses them: it chooses a network by the environment. Not all algorithms keep their settings.
-    settings = getattr(parts.algorithm, "config", config.algorithm)
-    return f"{title} · {note(settings, config.device)}"
+    return f"{title} · {note(settings_in_use(config, parts.algorithm), config.device)}"
 
 
 def make_trackers(run: TrackedRun) -> list[MetricSink]:

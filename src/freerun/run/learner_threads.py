@@ -7,12 +7,26 @@ from collections.abc import Callable, Mapping
 
 from freerun.core import Metrics
 
+METRIC = "learner_threads"
+"""How many threads computed an update. A replay sets the same number: sums in floating point depend on it."""
 MEASURE_SECONDS = 1.0
 """The load of a shorter time says little."""
+BUSY_SHARE = 0.5
+"""A learner that updates for less of the time is not what the others wait for, so it gets no more threads."""
+WORTH = 0.9
+"""More threads are kept if an update of as many steps takes at most this share of the time that fewer took."""
+STEADY = 1.25
+"""More threads are tried only if two measurements of a step's cost differ by less than this factor. Otherwise the work
+itself changes, as after the first random steps, and nothing can be compared."""
+RETRY_SECONDS = 60.0
+"""Threads that did not pay are tried again after this time: another part of the training may need them."""
 
 
 class LearnerThreads:
-    """A sink that sets the number of threads after an update, from the load of the machine since the last time."""
+    """A sink that sets the number of threads between two updates, and a gauge that reports it.
+
+    Twice as many threads are tried where cores are idle, and kept if they make updates faster.
+    """
 
     def __init__(
         self,
@@ -27,17 +41,40 @@ class LearnerThreads:
         self._num_cores = num_cores
         self._clocks = clocks
         self._last = clocks()
+        self._last_step = 0
+        self._updating_seconds = self._seconds_per_step = 0.0
+        self._fewer: tuple[int, float] | None = None  # the threads before the last increase, and what a step cost then
+        self._most, self._most_until = num_cores, 0.0  # more threads have not paid, which counts until this time
         self.num_threads = 1
 
+    def read(self, step: int) -> Metrics:
+        return {METRIC: float(self.num_threads)}
+
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        wall, processor = (now - before for now, before in zip(self._clocks(), self._last, strict=True))
+        self._updating_seconds += metrics["learner_updating_share"] * metrics["interval_seconds"]
+        now = self._clocks()
+        wall, processor = (later - before for later, before in zip(now, self._last, strict=True))
         load = self._machine_load(step).get("cpu_percent")
         if load is None or wall < MEASURE_SECONDS:
             return
-        self._last = self._clocks()
-        # What this process used is its own to use again; what nobody used is free.
-        own, idle = processor / wall, self._num_cores * (1 - load / 100)
-        wanted = max(1, min(self._num_cores, int(own + idle)))
+        earlier, seconds_per_step = self._seconds_per_step, self._updating_seconds / max(1, step - self._last_step)
+        is_steady = earlier / STEADY <= seconds_per_step <= earlier * STEADY
+        is_bottleneck = self._updating_seconds >= BUSY_SHARE * wall
+        self._seconds_per_step = seconds_per_step
+        self._last, self._last_step, self._updating_seconds = now, step, 0.0
+        fewer, self._fewer = self._fewer, None
+        if fewer is not None and seconds_per_step > WORTH * fewer[1]:
+            self._most, self._most_until = fewer[0], now[0] + RETRY_SECONDS
+        if now[0] >= self._most_until:
+            self._most = self._num_cores
+        # What this process used is its own to use again; what nobody used is free. Rounded to the nearest number: a
+        # core is never idle to the last per cent.
+        free = round(processor / wall + self._num_cores * (1 - load / 100))
+        wanted = max(1, min(free, self._most, 2 * self.num_threads))
+        if wanted > self.num_threads and not (is_bottleneck and is_steady):
+            return
+        if wanted > self.num_threads:
+            self._fewer = self.num_threads, seconds_per_step
         if wanted != self.num_threads:
             self.num_threads = wanted
             self._set_threads(wanted)

@@ -134,8 +134,11 @@ class RunOutputs:
             adapter = self_tuning.make_live_tuner(parts, self._tunables, machine, folder.path)
             self.sinks.append(adapter)
             self.gauges.append(adapter)
-        if config.learner_threads == "auto" and not config.deterministic:
-            self.sinks.append(LearnerThreads(machine.read, set_learner_threads, len(usable_cores())))
+        if config.learner_threads == "auto" and config.device == "cpu" and not config.deterministic:
+            set_threads = functools.partial(set_learner_threads, config, parts.algorithm)
+            threads = LearnerThreads(machine.read, set_threads, len(usable_cores()))
+            self.sinks.append(threads)
+            self.gauges.append(threads)
         self.sinks.append(AfterCheckpoint(self._hooks))
         own_sinks = [sink for sink in self.sinks if sink not in display]
         closing = [part.close for part in self._lines.values()] + [part.close for part in own_sinks]

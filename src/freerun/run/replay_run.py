@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,16 @@ from freerun.persistence.files import MOST_JSON_BYTES, read_json
 from freerun.persistence.metric_records import read_records
 from freerun.persistence.run_folder import CONFIG, METRICS, POLICY, SUMMARY, read_policy
 from freerun.run import init_from
+from freerun.run.learner_threads import METRIC as LEARNER_THREADS
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import acceleration, is_tensors, make_algorithm, make_envs, run_seed
+from freerun.settings.factories import (
+    acceleration,
+    is_tensors,
+    make_algorithm,
+    make_envs,
+    run_seed,
+    set_learner_threads,
+)
 from freerun.settings.named_code import trusted_config
 from freerun.settings.registry import find_algorithm, find_mode
 from freerun.telemetry.budget import Budget
@@ -82,7 +90,8 @@ def replay(run_dir: str | Path, until_update: int | None = None, trust: Sequence
     if config.init_from is not None:
         learned = init_from.find(config.init_from)
         init_from.start(made, learned, factory.spaces, config)
-    algorithm = _ReplayedAlgorithm(made, until_update, _followed_metrics(config, folder, made, len(record)))
+    before_update = _what_the_clock_decided(config, folder, made, len(record))
+    algorithm = _ReplayedAlgorithm(made, until_update, before_update)
     collector: Collector
     if isinstance(factory, TensorEnvs):
         collector = _tensor_replay(config, factory, algorithm.policy, record)
@@ -116,20 +125,33 @@ def _tensor_replay(config: AnyConfig, first: TensorEnvs, policy: Policy, record:
     return TensorReplay(make, [update.tensors for update in record])
 
 
-def _followed_metrics(config: AnyConfig, folder: Path, algorithm: Algorithm, num_updates: int) -> list[Metrics]:
-    """The metrics of all updates, where they say what the clock has decided; otherwise nothing."""
-    if not (find_algorithm(config.algo).traits.has_stages and config.algorithm.stages == "concurrent"):
-        return []
-    if not isinstance(algorithm, FollowingAlgorithm):
+def _what_the_clock_decided(
+    config: AnyConfig, folder: Path, algorithm: Algorithm, num_updates: int
+) -> Callable[[int], None]:
+    """Return what sets the algorithm, before each update, to how it was in the run; the metrics of the run say it."""
+    has_stages = find_algorithm(config.algo).traits.has_stages and config.algorithm.stages == "concurrent"
+    has_threads = config.learner_threads == "auto" and not config.deterministic
+    if has_stages and not isinstance(algorithm, FollowingAlgorithm):
         raise UserError(
             f"--algo {config.algo} with --stages concurrent cannot be replayed: its stages meet by the clock, and it "
             "has no method `follow`"
         )
-    records = read_records(folder / METRICS)
-    found = [{name: value for name, value in one.items() if value is not None} for one in records]
-    if len(found) < num_updates:
-        raise UserError(f"{folder / METRICS} has {len(found)} updates and the ledger {num_updates}: a line is missing")
-    return found
+    found: list[Metrics] = []
+    if has_stages or has_threads:
+        records = read_records(folder / METRICS)
+        found = [{name: value for name, value in one.items() if value is not None} for one in records]
+        if len(found) < num_updates:
+            raise UserError(
+                f"{folder / METRICS} has {len(found)} updates and the ledger {num_updates}: a line is missing"
+            )
+
+    def before_update(version: int) -> None:
+        if has_stages and isinstance(algorithm, FollowingAlgorithm):
+            algorithm.follow(found[version])
+        if has_threads:
+            set_learner_threads(config, algorithm, int(found[version].get(LEARNER_THREADS, 1)))
+
+    return before_update
 
 
 def read_ledger(path: Path) -> list[RecordedUpdate]:
@@ -245,10 +267,10 @@ class _RecordedProgress(Budget):
 class _ReplayedAlgorithm:
     """The algorithm of the run. It demands nothing, and takes what the record has for it."""
 
-    def __init__(self, algorithm: Algorithm, until_update: int | None, followed: Sequence[Metrics]):
-        """`followed` are the metrics of all updates, for an algorithm that follows them, and empty for all others."""
+    def __init__(self, algorithm: Algorithm, until_update: int | None, before_update: Callable[[int], None]):
+        """`before_update` is called with the version of the weights before each update."""
         self._algorithm = algorithm
-        self._followed = followed
+        self._before_update = before_update
         self._until_update = until_update
         self.policy = algorithm.policy
 
@@ -260,11 +282,10 @@ class _ReplayedAlgorithm:
         self._algorithm.observe(segments)
 
     def update(self, version: int, progress: float) -> Metrics:
+        self._before_update(version)  # before the debugger opens: its first `step` leads into the update
         if version + 1 == self._until_update:
             print(f"Stopped before update {version + 1}: `step` leads into it, `continue` replays the rest.")
             breakpoint()  # noqa: T100
-        if self._followed and isinstance(self._algorithm, FollowingAlgorithm):
-            self._algorithm.follow(self._followed[version])
         return self._algorithm.update(version, progress)
 
     def state_dict(self) -> dict[str, Any]:

@@ -105,9 +105,9 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     given: continue in the modes continuous and batch, stop in the others)."""
     device: Common[str] = "cpu"
     """Where the learner computes: cpu, cuda, cuda:1, … or auto, which tries both for a second and takes the faster."""
-    learner_threads: int | Literal["auto"] = 1
-    """Threads of the learner, or auto: as many as there are cores that the workers leave idle, counted anew every
-    second. With --deterministic auto means 1."""
+    learner_threads: int | Literal["auto"] = "auto"
+    """Threads of the learner, or auto: one at first, and more on cores that the workers leave idle, as long as they
+    make updates faster. With --deterministic auto means 1."""
     env_args: Common[EnvArgs] = field(default_factory=dict)
     """Arguments for the environment, as names and values: --env-args mean_seconds 0.005 kind busy, or the same with
     equals signs: --env-args mean_seconds=0.005 kind=busy."""

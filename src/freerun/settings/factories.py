@@ -139,8 +139,7 @@ def make_algorithm(
         torch.zeros(1, device=device)  # torch refuses a device only when it is used
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from None
-    # Those of numpy too, which would otherwise take the workers' cores.
-    set_learner_threads(1 if config.learner_threads == "auto" else config.learner_threads)
+    limit_threads(1, 1)  # first weights do not depend on --learner-threads
     if device.startswith("cuda") and not config.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32: small networks need no more digits
     # Torch keeps this for the whole process, so it is also switched off again after a run that needed it.
@@ -149,16 +148,36 @@ def make_algorithm(
     _check_episodes(config, factory.spec)
     algorithm = find_algorithm(config.algo).load()
     made: Algorithm = algorithm(factory.spec, config.algorithm, config.seed, device, config.deterministic, peers)
+    if config.learner_threads != "auto":
+        set_learner_threads(config, made, config.learner_threads)
     return made
 
 
-def set_learner_threads(num_threads: int) -> None:
-    """Let torch and numpy's linear algebra compute on this many threads from now on."""
+def settings_in_use(config: AnyConfig, algorithm: Algorithm) -> Any:
+    """Return the settings as the algorithm uses them: it chooses a network by the environment."""
+    return getattr(algorithm, "config", config.algorithm)  # not all algorithms of users keep their settings
+
+
+def set_learner_threads(config: AnyConfig, algorithm: Algorithm, num_threads: int) -> None:
+    """Let whoever computes the gradients, numpy or torch, do so on this many threads from now on."""
+    in_numpy = find_algorithm(config.algo).traits.computes_in_numpy
+    if in_numpy is not None and in_numpy(settings_in_use(config, algorithm), config.device):
+        limit_threads(of_torch=1, of_numpy=num_threads)
+    else:
+        limit_threads(of_torch=num_threads, of_numpy=1)
+
+
+def limit_threads(of_torch: int, of_numpy: int) -> None:
+    """Limit the threads of torch and of numpy's linear algebra, which would otherwise take the workers' cores.
+
+    Only one of the two may have several. Each group waits for its next piece of work without going to sleep, so
+    that a product in numpy after one in torch would find its cores taken, and last fifty times as long.
+    """
     import torch
     from threadpoolctl import threadpool_limits
 
-    torch.set_num_threads(num_threads)
-    threadpool_limits(num_threads, "blas")
+    torch.set_num_threads(of_torch)
+    threadpool_limits(of_numpy, "blas")
 
 
 def _check_actions(config: AnyConfig, spec: EnvSpec) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from freerun.algorithms.learners.fast_learner import kernel_for, uses_fast_learner
+from freerun.algorithms.learners.fast_learner import kernel_for
 from freerun.algorithms.learners.shared_update import (
     JoinedRows,
     SegmentSize,
@@ -32,6 +32,7 @@ from freerun.algorithms.ppo.objective import (
 )
 from freerun.algorithms.ppo.ppo_config import (
     PPOConfig,
+    computes_in_numpy,
     learner_note,
     scaled_defaults,
     with_network,
@@ -93,6 +94,7 @@ class PPO:
         minibatch_setting="minibatch_size",
         update_ratio_setting="num_epochs",
         larger_minibatch_is_faster=True,
+        computes_in_numpy=computes_in_numpy,
         learner_note=learner_note,
     )
     learned: ClassVar[tuple[str, ...]] = ("net", "obs_moments", "reward_scale/moments")
@@ -109,7 +111,7 @@ class PPO:
         self.config = config = with_network(with_sizes(config), env)
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
-        is_fast = uses_fast_learner(config.learner, device, config.network, config.has_memory)
+        is_fast = computes_in_numpy(config, device)
         made = make_networks(env, config, seed, deterministic, self._device)
         self.net, self.policy, self._is_normalized, self._measured = made
         self._has_mlp = config.network is None

@@ -203,14 +203,18 @@ def with_sizes(config: PPOConfig) -> PPOConfig:
     return dataclasses.replace(config, **scaled_defaults(config, RunScale()))
 
 
+def computes_in_numpy(config: PPOConfig, device: str) -> bool:
+    """True for the fast learner. Where it is compiled it has one thread, and torch needs no more for what is left."""
+    return uses_fast_learner(config.learner, device, config.network, config.has_memory)
+
+
 def learner_note(config: PPOConfig, device: str) -> str:
     """What a run learns with, for its header."""
     steps, episodes = config.steps_per_update, config.episodes_per_update
     updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
     network = f"{config.network} · " if config.network in IMAGE_NETWORKS else ""
-    how = (config.learner, device, config.network, config.has_memory)
-    learner = network + learner_words(*how)
-    if uses_fast_learner(*how) and kernel_for(config.learner, config.hidden_sizes) is not None:
+    learner = network + learner_words(config.learner, device, config.network, config.has_memory)
+    if computes_in_numpy(config, device) and kernel_for(config.learner, config.hidden_sizes) is not None:
         learner += ", compiled"
     return (
         f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "

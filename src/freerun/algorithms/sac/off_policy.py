@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freerun.algorithms.learners.fast_learner import learner_words
+from freerun.algorithms.learners.fast_learner import learner_words, uses_fast_learner
 from freerun.algorithms.learners.shared_update import first_episode
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.sac.n_step_returns import n_step_returns
@@ -24,6 +24,10 @@ from freerun.cuda_graphs import GraphedStep, resolve_acceleration
 
 def learner_note(config: OffPolicyConfig, device: str) -> str:
     return learner_words(config.learner, device)
+
+
+def computes_in_numpy(config: OffPolicyConfig, device: str) -> bool:
+    return uses_fast_learner(config.learner, device)
 
 
 class UpdateBudget:

@@ -14,7 +14,7 @@ from freerun.adapters.tensor_envs import TensorEnvs
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
 from freerun.core import EnvSpec, FloatArray
 from freerun.settings.defaults import complete
-from freerun.settings.factories import make_envs, set_learner_threads
+from freerun.settings.factories import limit_threads, make_envs
 from freerun.settings.registry import DEFAULT_TENSOR_MODE, make_config
 from freerun.tools.bench.load_meter import LoadMeter, own_megabytes, own_seconds
 
@@ -52,7 +52,7 @@ def measure(env: str, env_args: Mapping[str, Any], num_envs: int, device: str, s
     settings = {"env": env, "env_args": env_args, "mode": DEFAULT_TENSOR_MODE, "num_envs": num_envs, "device": device}
     config = complete(make_config(settings))
     began = time.perf_counter()
-    set_learner_threads(1 if config.learner_threads == "auto" else config.learner_threads)  # as in a run
+    limit_threads(1, 1)  # as at the start of a run
     made = make_envs(config)
     assert isinstance(made, TensorEnvs)
     simulator = made.envs[0]
