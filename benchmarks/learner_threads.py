@@ -19,7 +19,7 @@ from run_file import ResultFile, write_report
 
 BREAKOUT = "PPO from pixels, Breakout × 8"
 CASES = {
-    "SAC, HalfCheetah": Case("HalfCheetah-v5", 1, ("--algo", "sac", "--total-steps", "15000")),
+    "SAC, HalfCheetah": Case("HalfCheetah-v5", 1, ("--algo", "sac", "--total-steps", "12000")),
     BREAKOUT: Case(
         "ALE/Breakout-v5", 8, ("--preset", "atari-breakout", "--num-workers", "8", "--total-steps", "16384")
     ),
