@@ -19,12 +19,12 @@ from run_file import ResultFile, write_report
 
 BREAKOUT = "PPO from pixels, Breakout × 8"
 CASES = {
-    "SAC, HalfCheetah": Case("HalfCheetah-v5", 1, ("--algo", "sac", "--total-steps", "12000")),
+    "SAC, HalfCheetah": Case("HalfCheetah-v5", 1, ("--algo", "sac", "--total-steps", "10000")),
     BREAKOUT: Case(
-        "ALE/Breakout-v5", 8, ("--preset", "atari-breakout", "--num-workers", "8", "--total-steps", "16384")
+        "ALE/Breakout-v5", 8, ("--preset", "atari-breakout", "--num-workers", "8", "--total-steps", "12288")
     ),
     "PPO with a memory, HalfCheetah × 2": Case(
-        "HalfCheetah-v5", 2, ("--memory", "gru", "--num-workers", "2", "--total-steps", "60000")
+        "HalfCheetah-v5", 2, ("--memory", "gru", "--num-workers", "2", "--total-steps", "150000")
     ),
     "PPO by torch, HalfCheetah × 2, cores full": Case(
         "HalfCheetah-v5",
