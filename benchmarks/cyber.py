@@ -236,8 +236,8 @@ def markdown(results: dict[str, Any]) -> str:
         "*Policy kept*: PPO computes everything at a learning rate of practically zero, so that the simulator is given "
         "the same kind of actions as in the limit.",
         "",
-        "| mode | collecting, episodes/s | of limit | training, episodes/s | of limit | training, policy kept "
-        "| of limit | seconds to full speed |",
+        "| mode | collecting, episodes/s | share of limit, collecting | training, episodes/s "
+        "| share of limit, training | policy kept, episodes/s | share of limit, policy kept | seconds to full speed |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for mode, runs in results["modes"].items():

@@ -78,6 +78,18 @@ def test_presets_serve_python_too(tmp_path: Path) -> None:
     assert result.summary["num_workers"] == 8
 
 
+def test_in_python_a_preset_may_name_the_environment(tmp_path: Path) -> None:
+    result = freerun.train(
+        preset="defender", total_episodes=4, episodes_per_update=2, quiet=True, run_dir=tmp_path / "run"
+    )
+    assert result.summary["outcome"] == "finished"
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["env"] == "freerun/NetworkDefence-v0"
+    with pytest.raises(UserError, match="no environment is named"):
+        freerun.train(preset="continuous-64", quiet=True)
+    with pytest.raises(UserError, match="no environment is named"):
+        freerun.train(total_steps=10)
+
+
 def test_arguments_of_the_environment_are_added_to_those_of_a_config(tmp_path: Path) -> None:
     flags = ["CartPole-v1", "--env-args", "render_mode", "rgb_array", "--total-steps", "20", "-q"]
     config = tmp_path / "config.json"

@@ -119,7 +119,7 @@ class GymnasiumFactory:
 
     def _build(self, extra: Mapping[str, Any], changed: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         args = {**self.env_args, **changed, **extra}
-        env = build_wrapped(self.wrap, lambda more: make(self.env, {**more, **args}))
+        env = make_wrapped(self.env, args, self.wrap)
         if self.max_episode_steps is None:
             return env
         if isinstance(env, OneOfVector):
@@ -202,6 +202,11 @@ def make_vector(env: EnvName, num_envs: int, env_args: Mapping[str, Any]) -> Any
             f"environments ({num_envs}), but returned {type(built).__name__}"
         )
     return built
+
+
+def make_wrapped(env: EnvName, env_args: Mapping[str, Any], wrap: str | None) -> gymnasium.Env[Any, Any]:
+    """Build one environment, inside the wrapper of this name if there is one."""
+    return build_wrapped(wrap, lambda more: make(env, {**more, **env_args}))
 
 
 def make(env: EnvName, env_args: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:

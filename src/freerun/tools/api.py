@@ -30,7 +30,7 @@ logger = logging.getLogger("freerun")
 
 
 def train(
-    env: str | Callable[..., gymnasium.Env[Any, Any]] | TensorEnv,
+    env: str | Callable[..., gymnasium.Env[Any, Any]] | TensorEnv | None = None,
     *,
     preset: str | Sequence[str] = (),
     on_update: Callback | None = None,
@@ -41,7 +41,8 @@ def train(
     `algo`, `mode` and the members of `track` and `callback` may be classes of your own. `on_update` is a function that
     is called with every update (docs/callbacks.md).
 
-    The environment may also be a `core.TensorEnv` or an RSL-RL VecEnv that exists already. It is closed at the end.
+    The environment may also be a `core.TensorEnv` or an RSL-RL VecEnv that exists already. It is closed at the end. A
+    preset that names an environment needs no other: `train(preset="defender")`.
     """
     if hasattr(env, "num_envs") and hasattr(env, "device"):
         # Environments that exist already decide their number and their device.
@@ -54,7 +55,11 @@ def _config(env: Any, preset: str | Sequence[str], settings: dict[str, Any]) -> 
     if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
         raise UserError(_made_already(env))
     names = [preset] if isinstance(preset, str) else preset
-    options = {**settings_of(names), "env": env, **_named(settings)}
+    options = {**settings_of(names), **({} if env is None else {"env": env}), **_named(settings)}
+    if "env" not in options:
+        raise UserError(
+            'no environment is named: give one, as in freerun.train("CartPole-v1"), or a preset that has one'
+        )
     if auto_mode.is_open(options):
         config = auto_mode.settle(options, lambda mode: make_config(auto_mode.in_mode(options, mode)), given=options)
     else:
@@ -73,7 +78,7 @@ def _made_already(env: Any) -> str:
 
 
 def sweep(
-    env: str | Callable[..., gymnasium.Env[Any, Any]],
+    env: str | Callable[..., gymnasium.Env[Any, Any]] | None = None,
     *,
     vary: Mapping[str, Any],
     preset: str | Sequence[str] = (),

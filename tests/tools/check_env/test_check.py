@@ -17,6 +17,7 @@ import pytest
 from gymnasium import spaces
 from rich.console import Console
 
+from freerun.adapters import env_wrappers
 from freerun.core import EnvFailure, UserError
 from freerun.settings.registry import make_config
 from freerun.tools.check_env import check_topics, recorded_episode
@@ -542,6 +543,22 @@ def test_an_environment_that_cannot_be_built_raises() -> None:
         check(RaisesAtOnce, {})
     with pytest.raises(UserError, match="--episodes"):
         check(Walk, {}, num_episodes=0)
+
+
+def test_an_environment_is_checked_inside_its_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrapper is one of this test's: that for Atari needs packages that may be missing."""
+
+    def stack(build: env_wrappers.Build) -> gymnasium.Env[Any, Any]:
+        return env_wrappers.FrameStack(build({}), 3)
+
+    monkeypatch.setitem(env_wrappers.WRAPPERS, "stack", stack)
+    plain, stacked = (
+        next(finding.found for finding in check("MountainCar-v0", {}, 1, wrap) if finding.topic == "spaces")
+        for wrap in (None, "stack")
+    )
+    assert plain != stacked, "the wrapper changes nothing that is reported"
+    with pytest.raises(UserError, match="there is no --wrap none-such"):
+        check("MountainCar-v0", {}, 1, "none-such")
 
 
 def test_the_report_fits_eighty_columns() -> None:

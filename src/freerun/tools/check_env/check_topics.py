@@ -22,7 +22,7 @@ from freerun.adapters.action_masks import (
     usable_mask_source,
 )
 from freerun.adapters.env_adapter import EnvAdapter
-from freerun.adapters.gymnasium_envs import EnvName, make
+from freerun.adapters.gymnasium_envs import EnvName, make_wrapped
 from freerun.adapters.images import IMAGE_ADVICE, has_unknown_images, image_shape, images_go_raw
 from freerun.core import EnvFailure, UserError, episode_seed
 from freerun.tools.check_env.recorded_episode import (
@@ -64,8 +64,8 @@ FINAL_OBS_KEYS = {"final_obs", "final_observation", "terminal_observation", "fin
 class CheckedEnv:
     """An environment and some episodes recorded from it with random actions, for the topics to examine."""
 
-    def __init__(self, name: EnvName, env_args: Mapping[str, Any], num_episodes: int):
-        self.name, self.env_args = name, env_args
+    def __init__(self, name: EnvName, env_args: Mapping[str, Any], num_episodes: int, wrap: str | None = None):
+        self.name, self.env_args, self.wrap = name, env_args, wrap
         self.envs: list[Env] = []
         started = time.perf_counter()
         self.env = self.build()
@@ -92,7 +92,7 @@ class CheckedEnv:
 
     def build(self) -> Env:
         """Make another environment, which `close` closes."""
-        self.envs.append(make(self.name, self.env_args))
+        self.envs.append(make_wrapped(self.name, self.env_args, self.wrap))
         return self.envs[-1]
 
     def close(self) -> tuple[()]:
@@ -287,7 +287,8 @@ def _resets_in_step(env: Env, episode: RecordedEpisode) -> bool:
 def check_workers(checked: CheckedEnv) -> Iterator[Verdict]:
     """Check that a worker process can build the environment, and that it plays the same episode there."""
     first = checked.first
-    order = (checked.name, dict(checked.env_args), first.seed, first.actions[: min(first.num_steps, WORKER_STEPS)])
+    recipe = (checked.name, dict(checked.env_args), checked.wrap)
+    order = (recipe, first.seed, first.actions[: min(first.num_steps, WORKER_STEPS)])
     try:
         # cloudpickle, as in training: it also packs classes that were defined in a notebook.
         with raising("pickling the factory"):
@@ -333,8 +334,8 @@ def _worker_main(connection: Connection, packed: bytes) -> None:
     processes.enter_worker()
     try:
         with raising("in a worker, building the environment"):
-            name, env_args, seed, actions = pickle.loads(packed)
-            env = make(name, env_args)
+            recipe, seed, actions = pickle.loads(packed)
+            env = make_wrapped(*recipe)
         episode = record(env, seed, actions, WORKER_STEPS, REPLAY_SECONDS)
         connection.send((f"in a worker, {episode.failure}" if episode.failure else None, episode.obs[:1]))
     except (EnvFailure, UserError) as failure:

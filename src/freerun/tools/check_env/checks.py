@@ -32,13 +32,16 @@ class Finding:
         return self.level != "problem"
 
 
-def check(env: EnvName, env_args: Mapping[str, Any], num_episodes: int = 3) -> list[Finding]:
-    """Examine an environment. One that cannot be built raises, as it does in training."""
+def check(env: EnvName, env_args: Mapping[str, Any], num_episodes: int = 3, wrap: str | None = None) -> list[Finding]:
+    """Examine an environment, inside the wrapper of this name if there is one.
+
+    An environment that cannot be built raises, as it does in training.
+    """
     if num_episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {num_episodes}")
     states = random.getstate(), np.random.get_state()  # the check seeds the global generators
     try:
-        checked = CheckedEnv(env, env_args, num_episodes)
+        checked = CheckedEnv(env, env_args, num_episodes, wrap)
         has_steps = any(episode.num_steps for episode in checked.episodes)
         topics = {**TOPICS, **(STEP_TOPICS if has_steps else {}), "closing": CheckedEnv.close}
         findings = [finding for name, topic in topics.items() for finding in _examine(name, topic, checked)]

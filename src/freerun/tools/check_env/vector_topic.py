@@ -22,7 +22,7 @@ def check_together(checked: CheckedEnv) -> Iterator[Verdict]:
     """Play several environments of a vector environment as a worker does, by a policy that chooses at random."""
     if not isinstance(checked.env.unwrapped, OneOfVector):
         return
-    factory = GymnasiumFactory(checked.name, checked.env_args)
+    factory = GymnasiumFactory(checked.name, checked.env_args, wrap=checked.wrap)
     spec = ActorSpec.of(factory.spec, (1,), "tanh")
     # All weights are 0, so all choices that are allowed are equally likely.
     policy = MLPActor(spec, scalar_actions=factory.spec.action_shape == ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -19,6 +19,8 @@ class _CheckEnvFlags:
     """The number of episodes to play, with random actions."""
     env_args: EnvArgs = field(default_factory=dict)
     """Arguments for the environment, as names and values."""
+    wrap: Literal["atari"] | None = None
+    """Wrappers around the environment, as in `freerun train`."""
 
 
 def check_env(words: list[str]) -> int:
@@ -26,6 +28,6 @@ def check_env(words: list[str]) -> int:
     options = parse(_CheckEnvFlags, words, prog="freerun check-env", description=check_env.__doc__)
     from freerun.tools.check_env.checks import check, print_report
 
-    findings = check(options.env, options.env_args, options.episodes)
+    findings = check(options.env, options.env_args, options.episodes, options.wrap)
     print_report(options.env, findings, Console())
     return 0 if all(finding.good for finding in findings) else 1
