@@ -1,8 +1,9 @@
 """What does `--learner-threads auto` gain beside one thread?
 
 Each case is a whole command with all its outputs; its speed is that of its last two thirds, as in default_flags.py.
-Both ways take turns, and a result is their ratio within one repetition. In the last case the workers keep all cores
-busy, so that there is nothing to gain, and nothing should be lost. Breakout needs `pip install 'freerun[atari]'`.
+Both ways take turns, and a result is their ratio within one repetition. SAC computes in numpy, which `auto` leaves with
+one thread. In the last case the workers keep all cores busy, so that there is nothing to gain, and nothing should be
+lost. Breakout needs `pip install 'freerun[atari]'`.
 """
 
 from __future__ import annotations

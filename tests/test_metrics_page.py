@@ -37,7 +37,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ppo with lag": {"mode": "freerun", "num_workers": 2, "segment_steps": 50, "steps_per_update": 200},
     "ppo with drops": {"mode": "continuous", "num_envs": 2, "num_collectors": 1, "collection_batch_size": 50},
     "ppo that adapts": {"mode": "freerun", "num_workers": 2, "adapt": True, "adapt_max_workers": 3},
-    "ppo in pipes": {"mode": "pipes", "num_workers": 2, "steps_per_update": 200},
+    "ppo by torch": {"mode": "pipes", "num_workers": 2, "steps_per_update": 200, "learner": "torch"},
     "sac": {"algo": "sac", "mode": "batch", "num_envs": 2, "num_steps_per_env": 50, "eval_every": 200, **TINY},
     "dqn": {"algo": "dqn", "mode": "sequential", "env": "CartPole-v1", **TINY},
     "mbpo": {

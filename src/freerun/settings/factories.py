@@ -158,10 +158,15 @@ def settings_in_use(config: AnyConfig, algorithm: Algorithm) -> Any:
     return getattr(algorithm, "config", config.algorithm)  # not all algorithms of users keep their settings
 
 
+def computes_in_numpy(config: AnyConfig, algorithm: Algorithm) -> bool:
+    """True if numpy computes the gradients, and torch otherwise."""
+    declared = find_algorithm(config.algo).traits.computes_in_numpy
+    return declared is not None and declared(settings_in_use(config, algorithm), config.device)
+
+
 def set_learner_threads(config: AnyConfig, algorithm: Algorithm, num_threads: int) -> None:
     """Let whoever computes the gradients, numpy or torch, do so on this many threads from now on."""
-    in_numpy = find_algorithm(config.algo).traits.computes_in_numpy
-    if in_numpy is not None and in_numpy(settings_in_use(config, algorithm), config.device):
+    if computes_in_numpy(config, algorithm):
         limit_threads(of_torch=1, of_numpy=num_threads)
     else:
         limit_threads(of_torch=num_threads, of_numpy=1)

@@ -44,7 +44,7 @@ def train(
     The environment may also be a `core.TensorEnv` or an RSL-RL VecEnv that exists already. It is closed at the end. A
     preset that names an environment needs no other: `train(preset="defender")`.
     """
-    if hasattr(env, "num_envs") and hasattr(env, "device"):
+    if env is not None and hasattr(env, "num_envs") and hasattr(env, "device"):
         # Environments that exist already decide their number and their device.
         settings = {"num_envs": env.num_envs, "device": str(env.device), **settings}
         env = give(env)
