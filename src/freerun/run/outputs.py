@@ -136,7 +136,7 @@ class RunOutputs:
             self.gauges.append(adapter)
         has_open_threads = config.learner_threads == "auto" and config.device == "cpu" and not config.deterministic
         # Never numpy's: where another program takes a core, its two threads wait for each other at every product, and
-        # an update lasts tens of times as long before anybody can react. Torch's lose a small factor.
+        # an update lasts many times as long before anybody can react. Torch's lose less.
         if has_open_threads and not computes_in_numpy(config, parts.algorithm):
             set_threads = functools.partial(set_learner_threads, config, parts.algorithm)
             threads = LearnerThreads(machine.read, set_threads, len(usable_cores()))

@@ -176,7 +176,7 @@ def limit_threads(of_torch: int, of_numpy: int) -> None:
     """Limit the threads of torch and of numpy's linear algebra, which would otherwise take the workers' cores.
 
     Only one of the two may have several. Each group waits for its next piece of work without going to sleep, so
-    that a product in numpy after one in torch would find its cores taken, and last fifty times as long.
+    that a product in numpy after one in torch would find its cores taken, and last many times as long.
     """
     import torch
     from threadpoolctl import threadpool_limits
