@@ -79,7 +79,12 @@ BENCHMARKS = {
     "image_learner": Benchmark(PPO),
     "learner_speed": Benchmark(MBPO, flags=OUTPUT),
     "learner_speed_cpu": Benchmark((*PPO, *SAC)),
-    "learner_threads": Benchmark((*TRAINING, *SAC, "src/freerun/run/learner_threads.py")),
+    "learner_threads": Benchmark(
+        (
+            *(*TRAINING, *SAC, "src/freerun/run/learner_threads.py"),
+            *("src/freerun/run/outputs.py", "src/freerun/settings/factories.py"),  # who gets more threads
+        )
+    ),
     "learning": Benchmark((*TRAINING, *SAC, "benchmarks/learning_report.py")),
     "masked_learning": Benchmark((*TRAINING, *DEFENCE)),
     "matrix": Benchmark(
