@@ -58,7 +58,8 @@ class Options:
     output: Path = Path(__file__).parent / "results" / "atari_learning"
     """Folder for atari_learning.json and .md."""
     alone: bool = False
-    """Nothing else runs on this machine, so the seconds count. Earlier runs of which that was not said are replaced."""
+    """Nothing else runs on this machine, so the seconds count. Earlier runs of which that was not said are replaced, as
+    are, with or without this, those that were measured with other sources."""
     report_only: bool = False
     """Write the report again, run nothing."""
 
@@ -314,7 +315,8 @@ def write_reports(folder: Path) -> str:
 def main(options: Options) -> None:
     file = RunFile(options.output / "atari_learning.json", ImageRun)
     task = (options.game, options.total_steps, options.device, options.learner_threads)
-    done = {(one.system, one.seed, one.task) for one in file.records if one.alone or not options.alone}
+    usable = [one for one in file.records if file.is_current(one) and (one.alone or not options.alone)]
+    done = {(one.system, one.seed, one.task) for one in usable}
     for seed in () if options.report_only else options.seeds:
         for system in options.systems:
             if (system, seed, task) in done:

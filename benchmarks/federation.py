@@ -11,7 +11,8 @@ preset allows, except in the rows with `no-lag`. All are judged on fresh episode
 
 Bytes are those that leave or reach the sites: weights and moments of the start, of every round and of the end, or the
 observations, actions, rewards, log-probabilities and ends of every step, as freerun's workers send them. (The policies
-that go back to the sites of `pooled` are left out.) Finished trainings are kept, so an interrupted benchmark continues.
+that go back to the sites of `pooled` are left out.) Finished trainings are
+kept, so an interrupted benchmark continues; those that were measured with other sources are run again.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ SENT = ("obs", "action", "reward", "log_prob", "terminated", "truncated")
 
 @dataclass(frozen=True)
 class Options:
-    episodes: int = 2000
-    """Episodes of each site."""
+    episodes: int = 4000
+    """Episodes of each site. With half as many, two runs of the same settings differ by up to six points."""
     seeds: tuple[int, ...] = (0, 1)
     systems: tuple[str, ...] = (
         "own",
@@ -105,10 +106,13 @@ class Trained:
     versions: dict[str, str]
     settings: dict[str, Any] = field(default_factory=dict)
     """What `own` and federated sites have other than the preset, and how they share (`recorded`)."""
+    episodes: int = 2000
+    """Episodes of each site."""
 
-    def is_of(self, system: str) -> bool:
-        """Whether this is a run of a system, with its settings of now."""
-        return self.system.partition(":")[0] == system and self.settings == recorded(system)
+    def is_of(self, system: str, episodes: int) -> bool:
+        """Whether this is a run of a system for that many episodes, with its settings of now."""
+        is_same_work = self.episodes == episodes and self.settings == recorded(system)
+        return self.system.partition(":")[0] == system and is_same_work
 
     @property
     def mean(self) -> float:
@@ -120,6 +124,7 @@ class Trained:
         now = recorded(self.system)
         names = [name for name in {**now, **self.settings} if self.settings.get(name) != now.get(name)]
         others = [f"{name} {self.settings.get(name, 'of the preset')}" for name in names]
+        others += [f"{self.episodes:,} episodes"] if self.episodes != Options.episodes else []
         return f"{self.system} ({', '.join(others)})" if others else self.system
 
 
@@ -226,7 +231,16 @@ def train(system: str, seed: int, options: Options, folder: Path) -> list[Traine
         found = [(system, next(iter(result.run_dirs.values())), sum(of_rounds) + of_rounds[-1])]
     seconds = time.perf_counter() - began
     return [
-        Trained(name, seed, judge(run_dir, options.eval_episodes), num_bytes, seconds, versions(), recorded(system))
+        Trained(
+            system=name,
+            seed=seed,
+            scores=judge(run_dir, options.eval_episodes),
+            num_bytes=num_bytes,
+            wall_seconds=seconds,
+            versions=versions(),
+            settings=recorded(system),
+            episodes=options.episodes,
+        )
         for name, run_dir, num_bytes in found
     ]
 
@@ -236,8 +250,8 @@ def main() -> None:
     file = RunFile(options.output / "federation.json", Trained)
     for seed in options.seeds:
         for system in options.systems:
-            before = [run for run in file.records if run.seed == seed and run.is_of(system)]
-            if before and not options.again:
+            before = [run for run in file.records if run.seed == seed and run.is_of(system, options.episodes)]
+            if before and all(map(file.is_current, before)) and not options.again:
                 continue
             folder = Path(tempfile.mkdtemp(prefix="federation-"))
             found = train(system, seed, options, folder)
@@ -264,13 +278,13 @@ def write_reports(folder: Path) -> str:
 
 def markdown(runs: Sequence[Trained], options: Options) -> str:
     rows = list(dict.fromkeys(run.row for run in runs))
-    pooled = [run for run in runs if run.system == "pooled"]
     lines = [
         "# One defender of four networks, by federated learning",
         "",
         f"Mean returns on {options.eval_episodes} fresh episodes of each site, and their mean over seeds; up to "
-        f"{options.episodes:,} episodes of training per site. *Above `pooled`* is the difference of the means, and its "
-        "standard error over seeds. `benchmarks/federation.py` says what the rows are, and wrote this.",
+        f"{options.episodes:,} episodes of training per site, or as many as the row says. *Above `pooled`* is the "
+        "difference of the means, and its standard error over seeds; *of `pooled`* compares the bytes. Both compare "
+        "with as many episodes. `benchmarks/federation.py` says what the rows are, and wrote this.",
         "",
         "| defender | seeds | "
         + " | ".join(f"{name}" for name in SITES)
@@ -279,12 +293,13 @@ def markdown(runs: Sequence[Trained], options: Options) -> str:
     ]
     for row in rows:
         found = [run for run in runs if run.row == row]
+        pooled = [run for run in runs if run.system == "pooled" and run.episodes == found[0].episodes]
         scores = {name: statistics.fmean(run.scores[name] for run in found) for name in SITES}
         means = [run.mean for run in found]
         num_bytes = statistics.fmean(run.num_bytes for run in found)
         of_pooled = statistics.fmean(run.num_bytes for run in pooled) if pooled else 0.0
         share = f"{100 * num_bytes / of_pooled:.1f} %" if num_bytes and of_pooled else "–"
-        above = "–" if row == "pooled" else difference(means, [run.mean for run in pooled])
+        above = "–" if found[0].system == "pooled" else difference(means, [run.mean for run in pooled])
         cells = [f"{score:.2f}" for score in scores.values()]
         spread = f"{min(means):.2f}–{max(means):.2f}"
         lines.append(

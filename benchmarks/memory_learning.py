@@ -50,7 +50,8 @@ class Options:
     output: Path = Path(__file__).parent / "results" / "memory_learning"
     """Folder for memory_learning.json and .md."""
     alone: bool = False
-    """Nothing else runs on this machine, so the seconds count. Earlier runs of which that was not said are replaced."""
+    """Nothing else runs on this machine, so the seconds count. Earlier runs of which that was not said are replaced, as
+    are, with or without this, those that were measured with other sources."""
     report_only: bool = False
     """Write the report again, run nothing."""
 
@@ -270,7 +271,8 @@ def write_reports(folder: Path, total_steps: int = Options.total_steps) -> str:
 
 def main(options: Options) -> None:
     file = RunFile(options.output / "memory_learning.json", MemoryRun)
-    done = {(one.system, one.seed, one.total_steps) for one in file.records if one.alone or not options.alone}
+    usable = [one for one in file.records if file.is_current(one) and (one.alone or not options.alone)]
+    done = {(one.system, one.seed, one.total_steps) for one in usable}
     for seed in options.seeds:
         for system, train in SYSTEMS.items():
             if options.report_only or (system, seed, options.total_steps) in done:

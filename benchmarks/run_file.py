@@ -94,6 +94,11 @@ class RunFile(Generic[Record]):
         self.records.append(record)
         self.save()
 
+    def is_current(self, record: Record) -> bool:
+        """Return whether a run was measured with today's sources, so that it need not be measured again."""
+        _, known = self._stamps.get(id(record), (record, None))
+        return known is not None and known["sources"] == fingerprint(sources_of(self.path))
+
     def stamped(self) -> Stamped:
         return [(_name(vars(record)), self._stamps.get(id(record), (record, None))[1]) for record in self.records]
 

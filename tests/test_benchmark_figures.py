@@ -196,6 +196,20 @@ def test_a_run_gets_its_stamp_once(tmp_path: Path) -> None:
     assert newest["date"] > "2001-01-01"
 
 
+def test_runs_of_other_sources_and_runs_without_a_stamp_are_not_current(tmp_path: Path) -> None:
+    path = tmp_path / "atari_learning.json"
+    path.write_text(json.dumps({"runs": [{"task": "old", "seed": 1, "score": 2.0}], "failures": []}))
+    file = RunFile(path, Run)
+    for task in ("changed", "new"):
+        file.replace(Run(task, 1, 3.0), "task", "seed")
+    content = json.loads(path.read_text())
+    content["runs"][1]["stamp"]["sources"] = "other"
+    path.write_text(json.dumps(content))
+    again = RunFile(path, Run)
+    again.records.append(Run("not saved yet", 1, 4.0))
+    assert [one.task for one in again.records if again.is_current(one)] == ["new"]
+
+
 def test_a_result_file_that_nobody_declared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"add it to benchmarks/catalogue\.py"):
         ResultFile(tmp_path / "unknown.json", {"row": 1}).save("row")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,20 @@ def test_a_library_that_is_damaged_is_compiled_again(cache: Path) -> None:
     library.write_bytes(b"no library")
     assert note() == COMPILED
     assert library.stat().st_size > 1000
+
+
+@NEEDS_COMPILER
+def test_what_a_killed_compiler_left_behind_is_removed_and_one_that_still_runs_is_left_alone(cache: Path) -> None:
+    cache.mkdir(mode=0o700, parents=True)
+    abandoned, running = cache / "compiling-abandoned", cache / "compiling-running"
+    for folder in (abandoned, running):
+        folder.mkdir()
+        (folder / "kernel.so").write_bytes(b"half a library")
+    an_hour_ago = time.time() - 3600
+    os.utime(abandoned, (an_hour_ago, an_hour_ago))
+    assert note() == COMPILED
+    assert not abandoned.exists()
+    assert running.exists()
 
 
 @NEEDS_COMPILER

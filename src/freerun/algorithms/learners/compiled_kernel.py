@@ -18,6 +18,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -107,6 +108,8 @@ def _load() -> ctypes.CDLL:
     if folder is not None and _is_ours(folder / name):
         with contextlib.suppress(OSError):  # a file that a full disk has cut off is compiled again
             return ctypes.CDLL(str(folder / name))
+    if folder is not None:
+        _remove_abandoned(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as temporary:
         made = Path(temporary) / name
         compiler = shlex.split(os.environ.get("CC", "")) or [_compiler()]
@@ -119,6 +122,15 @@ def _load() -> ctypes.CDLL:
             made.chmod(0o700)
             os.replace(made, folder / name)
         return library  # it stays loaded when its file is gone
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what processes left behind that were killed while they compiled."""
+    for left in folder.glob("compiling-*"):
+        with contextlib.suppress(OSError):  # another process may remove it at the same time
+            # A compiler that still runs began less than COMPILER_SECONDS ago.
+            if time.time() - left.stat().st_mtime > 2 * COMPILER_SECONDS:
+                shutil.rmtree(left)
 
 
 def _compiler() -> str:
