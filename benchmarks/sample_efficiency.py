@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import tyro
@@ -97,6 +97,7 @@ class Job:
     system: str
     seed: int
     folder: Path
+    at_once: int
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self, more: tuple[str, ...]) -> None:
@@ -124,6 +125,7 @@ class Job:
             "task": self.task,
             "system": self.system,
             "seed": self.seed,
+            "at_once": self.at_once,
             "curve": sorted(curve.items()),
             **{name: last[name] for name in kept},
         }
@@ -175,7 +177,7 @@ def run_all(options: Options, path: Path) -> None:
                     task, system, seed = waiting.pop(0)
                     folder = Path(scratch) / f"{task}-{system}-{seed}"
                     folder.mkdir()
-                    running.append(Job(task, system, seed, folder))
+                    running.append(Job(task, system, seed, folder, options.jobs))
                     running[-1].start(options.flags)
                 time.sleep(POLL_SECONDS)
                 for job in [job for job in running if job.process.poll() is not None]:
@@ -219,15 +221,18 @@ def markdown(records: list[dict[str, Any]]) -> str:
         "# How much MBPO learns from how few real steps",
         "",
         "Written by `benchmarks/sample_efficiency.py` from sample_efficiency.json. Best return measured by so many",
-        "steps (a few episodes with the most likely actions); median over seeds (lowest – highest).",
+        "steps (a few episodes with the most likely actions); median over seeds (lowest – highest). *At the end* is",
+        "the mean over seeds of the last return that was measured. Minutes are those of a whole run; the last column",
+        "says how many went on at the same time.",
     ]
     for task in names_in(records, "task", tuple(TASKS)):
         goals = TASKS[task].goals
         wanted = "; ".join(f"{score:g} within {steps:,}" for steps, score in goals)
         lines += ["", f"## {task}", "", f"Wanted: {wanted}.", ""]
         heads = [f"by {steps:,} steps" for steps, _ in goals]
-        lines += [f"| mode | seeds | {' | '.join(heads)} | reached | agent updates/s | real steps dropped |"]
-        lines += ["| --- |" + " --- |" * (len(goals) + 4)]
+        more = "at the end | reached | agent updates/s | real steps dropped | minutes | runs at once"
+        lines += [f"| mode | seeds | {' | '.join(heads)} | {more} |"]
+        lines += ["| --- |" + " --- |" * (len(goals) + 7)]
         for system in SYSTEMS:
             runs = [record for record in records if (record["task"], record["system"]) == (task, system)]
             if not runs:
@@ -240,7 +245,19 @@ def markdown(records: list[dict[str, Any]]) -> str:
                 reached.append(f"{sum(found >= score for found in scores)} of {len(runs)}")
             rate = median(record["agent_updates"] / record["wall_seconds"] for record in runs)
             dropped = median(record["dropped_steps"] for record in runs)
-            row = [system, f"{len(runs)}", *cells, ", ".join(reached), f"{rate:,.0f}", f"{dropped:,.0f}"]
+            last = fmean(record["curve"][-1][1] for record in runs)
+            minutes = [record["wall_seconds"] / 60 for record in runs]
+            at_once = {f"{record['at_once']}" if "at_once" in record else "–" for record in runs}
+            row = [
+                system,
+                f"{len(runs)}",
+                *cells,
+                f"{last:,.0f}",
+                ", ".join(reached),
+                f"{rate:,.0f}",
+                f"{dropped:,.0f}",
+            ]
+            row += [f"{median(minutes):.1f} ({min(minutes):.1f} – {max(minutes):.1f})", ", ".join(sorted(at_once))]
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 

@@ -22,6 +22,9 @@ from freerun.core import Acceleration
 Function = TypeVar("Function", bound=Callable[..., Any])
 WARM_UP_CALLS = 3
 """Libraries initialise themselves during the first calls, which cannot be captured. They count as steps too."""
+STEPS_PER_GRAPH = 10
+"""Steps in the graph that is replayed where many are wanted. Between two graphs the GPU does nothing for some 20
+microseconds, which is a tenth of a small gradient step."""
 
 
 def resolve_acceleration(acceleration: Acceleration, device: torch.device) -> Acceleration:
@@ -82,7 +85,7 @@ class GraphedStep:
         self._device = device
         self._generators = generators
         self._captures = device.type == "cuda" and acceleration != "none"
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they take
 
     def __call__(self, times: int) -> None:
         """Take the step this many times."""
@@ -90,16 +93,18 @@ class GraphedStep:
             for _ in range(times):
                 self._step()
             return
-        if self._graph is None and times > 0:
+        if not self._graphs and times > 0:
             times -= self._warm_up(min(times, WARM_UP_CALLS))
-            self._capture()
-        if self._graph is not None:
-            for _ in range(times):
-                self._graph.replay()
+        for num_steps in (STEPS_PER_GRAPH, 1):
+            while times >= num_steps:
+                if num_steps not in self._graphs:
+                    self._graphs[num_steps] = self._capture(num_steps)
+                self._graphs[num_steps].replay()
+                times -= num_steps
 
     def forget(self) -> None:
         """Capture again at the next call, because tensors have been replaced."""
-        self._graph = None
+        self._graphs.clear()
 
     def _warm_up(self, times: int) -> int:
         # As torch asks for: on another stream than the current one, with both waiting for each other.
@@ -117,15 +122,16 @@ class GraphedStep:
         side.wait_stream(current)
         return side
 
-    def _capture(self) -> None:
+    def _capture(self, num_steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
         side = self._side_stream(torch.cuda.current_stream(self._device))
         # thread_local: other threads may use the device meanwhile (a simulator, or another stage of MBPO).
         with _capture_lock, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            self._step()
-        self._graph = graph
+            for _ in range(num_steps):
+                self._step()
+        return graph
 
 
 class GraphedFunction:

@@ -1,4 +1,4 @@
-"""SAC's fast learner beside autograd: the same weights after 100 gradient steps, whatever the settings.
+"""SAC's gradients written out, in numpy and for GPUs, beside autograd: the same weights after 100 gradient steps.
 
 Two ways of rounding end at the same weights as long as no ReLU and no choice of the smaller critic tips over between
 them. In networks of these sizes none does.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,16 +16,20 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from freerun.algorithms.learners.fast_learner import Learner
 from freerun.algorithms.mbpo.mbpo import MBPO
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.policies.mlp_actor import ActorSpec
+from freerun.algorithms.sac.gpu_steps import GPUSoftSteps
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
 from freerun.algorithms.sac.sac import SAC
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.algorithms.sac.soft_agent import SoftAgent
+from freerun.algorithms.sac.soft_steps import AutogradSoftSteps
 from freerun.core import EnvSpec, Segment, SingleLearner, UserError
 
+Way = Literal["fast", "torch", "gpu"]
+"""Who computes gradients; `gpu` is what a GPU has by default, here on a CPU."""
+WAYS: tuple[Way, ...] = ("fast", "torch", "gpu")
 OBS_SIZE, NUM_STEPS = 5, 200
 CPU = torch.device("cpu")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -34,6 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "prioritised": {"replay": "prioritised"},
     "recency": {"replay": "recency"},
     "tanh": {"activation": "tanh"},
+    "elu": {"activation": "elu"},
     "one-hidden-layer": {"hidden_sizes": (17,)},
     "three-hidden-layers": {"hidden_sizes": (12, 9, 11)},
     "target-entropy": {"target_entropy": 2.0},
@@ -64,13 +69,21 @@ def segment(num_actions: int) -> Segment:
     )
 
 
-def made(learner: Learner, num_actions: int = 1, policy_scale: float = 1.0, **settings: Any) -> SAC:
+def with_gradients(agent: SoftAgent, way: Way) -> SoftAgent:
+    if way == "gpu":
+        assert isinstance(agent.soft_steps, AutogradSoftSteps)
+        agent.soft_steps = GPUSoftSteps(agent.soft_steps._parts)
+    return agent
+
+
+def made(way: Way, num_actions: int = 1, policy_scale: float = 1.0, **settings: Any) -> SAC:
     """A learner with 200 steps in its buffer. `policy_scale` multiplies all weights of its untrained policy."""
     config = SACConfig(
         **{"hidden_sizes": (16, 16), "batch_size": 20, "buffer_size": 300, "learning_starts": 0, **settings},
-        learner=learner,
+        learner="fast" if way == "fast" else "torch",
     )
     sac = SAC(env(num_actions), config, 0, "cpu", False)
+    with_gradients(sac.agent, way)
     with torch.no_grad():
         sac.agent.weights.mul_(policy_scale)
     sac.observe([segment(num_actions)])
@@ -98,8 +111,8 @@ def assert_same(found: dict[str, Tensor], reference: dict[str, Tensor], atol: fl
         assert difference <= atol * scale, f"{name}: {difference} of {scale}"
 
 
-def assert_both_the_same(num_actions: int, **settings: Any) -> None:
-    fast, torch_one = (made(learner, num_actions, **settings) for learner in ("fast", "torch"))
+def assert_both_the_same(way: Way, num_actions: int, **settings: Any) -> None:
+    fast, torch_one = (made(one, num_actions, **settings) for one in (way, WAYS[1]))
     before = learned(torch_one.agent)
     for sac in (fast, torch_one):
         sac.take_gradient_steps(100)
@@ -113,24 +126,27 @@ def assert_both_the_same(num_actions: int, **settings: Any) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize("num_actions", [1, 6])
-def test_fast_and_autograd_end_at_the_same_weights(num_actions: int, settings: dict[str, Any]) -> None:
-    assert_both_the_same(num_actions, **settings)
+@pytest.mark.parametrize("way", ["fast", "gpu"])
+def test_they_end_at_the_same_weights_as_autograd(way: Way, num_actions: int, settings: dict[str, Any]) -> None:
+    assert_both_the_same(way, num_actions, **settings)
 
 
-def test_they_agree_where_actions_are_at_their_limits_and_deviations_are_clamped() -> None:
+@pytest.mark.parametrize("way", ["fast", "gpu"])
+def test_they_agree_where_actions_are_at_their_limits_and_deviations_are_clamped(way: Way) -> None:
     sac = made("torch", 6, policy_scale=8.0)
     mean, log_std = sac.agent.networks.policy.net(sac.real_buffer.newest(NUM_STEPS).obs).chunk(2, dim=1)
     assert (mean.abs() > 10).any()
     assert (log_std > 2).any()
     assert (log_std < -10).any()
-    assert_both_the_same(6, policy_scale=8.0)
+    assert_both_the_same(way, 6, policy_scale=8.0)
 
 
-def test_a_run_may_go_on_with_the_other_learner() -> None:
-    first = made("fast")
+@pytest.mark.parametrize("way", ["fast", "gpu"])
+def test_a_run_may_go_on_with_the_other_learner(way: Way) -> None:
+    first = made(way)
     first.take_gradient_steps(50)
     state = first.state_dict()
-    goes_on, changes = made("fast"), made("torch")
+    goes_on, changes = made(way), made("torch")
     for sac in (goes_on, changes):
         sac.take_gradient_steps(1)  # what it has learned by itself must not count any more
         sac.load_state_dict(state)
@@ -140,9 +156,9 @@ def test_a_run_may_go_on_with_the_other_learner() -> None:
     assert_same(learned(goes_on.agent), found)
 
 
-@pytest.mark.parametrize("learner", ["fast", "torch"])
-def test_each_learner_gives_the_same_bits_every_time(learner: Learner) -> None:
-    one, other = made(learner, replay="prioritised"), made(learner, replay="prioritised")
+@pytest.mark.parametrize("way", WAYS)
+def test_each_learner_gives_the_same_bits_every_time(way: Way) -> None:
+    one, other = made(way, replay="prioritised"), made(way, replay="prioritised")
     for sac in (one, other):
         sac.take_gradient_steps(10)
     for name, value in learned(one.agent).items():
@@ -152,9 +168,9 @@ def test_each_learner_gives_the_same_bits_every_time(learner: Learner) -> None:
 # ---------------------------------------------------------------------------------------------- one agent, one batch
 
 
-def agent_of(learner: Learner, group: SingleLearner | None = None, **settings: Any) -> SoftAgent:
-    config = SACConfig(hidden_sizes=(16, 16), learner=learner, **settings)
-    return SoftAgent(ActorSpec.squashed(env(2), (16, 16), "relu"), config, 0, CPU, group)
+def agent_of(way: Way, group: SingleLearner | None = None, **settings: Any) -> SoftAgent:
+    config = SACConfig(hidden_sizes=(16, 16), learner="fast" if way == "fast" else "torch", **settings)
+    return with_gradients(SoftAgent(ActorSpec.squashed(env(2), (16, 16), "relu"), config, 0, CPU, group), way)
 
 
 def batch(num_rows: int = 21) -> ReplaySample:
@@ -166,19 +182,18 @@ def batch(num_rows: int = 21) -> ReplaySample:
     return ReplaySample(steps, torch.rand(num_rows, generator=rng) + 0.5, torch.arange(num_rows))
 
 
-def test_both_return_the_same_td_errors() -> None:
-    fast, reference = (agent_of(learner).learn(batch()) for learner in ("fast", "torch"))
+@pytest.mark.parametrize("way", ["fast", "gpu"])
+def test_both_return_the_same_td_errors(way: Way) -> None:
+    fast, reference = (agent_of(one).learn(batch()) for one in (way, WAYS[1]))
     assert reference.abs().max() > 0.1
     torch.testing.assert_close(fast, reference, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("learner", ["fast", "torch"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("column", "num_bad"), [("reward", 1), ("action", 1), ("obs", 2)])
-def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
-    learner: Learner, column: str, num_bad: int
-) -> None:
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(way: Way, column: str, num_bad: int) -> None:
     """Rewards and stored actions stand in the critics' loss alone, observations in the policy's too."""
-    agent = agent_of(learner)
+    agent = agent_of(way)
     agent.learn(batch())
     agent.metrics()
     before = learned(agent)
@@ -193,9 +208,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
         assert torch.equal(learned(agent)[name], before[name]), name
 
 
-@pytest.mark.parametrize("learner", ["fast", "torch"])
-def test_what_follows_a_terminated_step_does_not_count_even_if_it_is_not_finite(learner: Learner) -> None:
-    one, other = agent_of(learner), agent_of(learner)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_follows_a_terminated_step_does_not_count_even_if_it_is_not_finite(way: Way) -> None:
+    one, other = agent_of(way), agent_of(way)
     one.learn(batch())
     unusual = batch()
     unusual.steps.next_obs[unusual.steps.terminated > 0] = torch.nan
@@ -226,15 +241,15 @@ class OneOfTwo(SingleLearner):
         self._exchange.barrier.wait()  # before the next sum takes the place of this one
 
 
-@pytest.mark.parametrize("learner", ["fast", "torch"])
-def test_two_learners_take_the_steps_of_one(learner: Learner) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_two_learners_take_the_steps_of_one(way: Way) -> None:
     def learn(agent: SoftAgent) -> tuple[Tensor, dict[str, Tensor], dict[str, float]]:
         td_errors = [agent.learn(batch()) for _ in range(10)]  # 21 rows: one of two learners has a row more
         return td_errors[-1], learned(agent), dict(agent.metrics())
 
     td_error, reference, metrics = learn(agent_of("torch", replay="prioritised"))
     exchange = Exchange()
-    agents = [agent_of(learner, OneOfTwo(index, exchange), replay="prioritised") for index in range(2)]
+    agents = [agent_of(way, OneOfTwo(index, exchange), replay="prioritised") for index in range(2)]
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(learn, agents))
     for its_td_error, its_weights, its_metrics in found:
@@ -265,10 +280,11 @@ def test_the_header_says_who_computes_gradients(kind: type[SAC] | type[MBPO]) ->
     note = kind.traits.learner_note
     assert note is not None
     assert note(SACConfig(), "cpu") == "fast learner"
-    assert note(SACConfig(), "cuda") == "torch learner"
+    assert note(SACConfig(), "cuda") == "fast learner"
+    assert note(SACConfig(learner="torch"), "cuda:0") == "torch learner"
     assert note(SACConfig(learner="torch"), "cpu") == "torch learner"
 
 
 def test_fast_is_refused_where_it_cannot_be() -> None:
-    with pytest.raises(UserError, match="--learner fast computes on the CPU"):
-        SAC(env(1), SACConfig(learner="fast"), 0, "cuda", False)
+    with pytest.raises(UserError, match="--learner numpy computes on the CPU"):
+        SAC(env(1), SACConfig(learner="numpy"), 0, "cuda", False)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from freerun.algorithms.dqn.dqn_config import DQNConfig
+from freerun.algorithms.learners.sliced_adam import SlicedAdam
 from freerun.algorithms.policies.action_heads import MASKED_LOGIT
 from freerun.algorithms.policies.mlp_actor import ActorSpec
 from freerun.algorithms.policies.networks import flatten_parameters, mlp
@@ -34,10 +35,7 @@ class QNetworks:
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.weights = flatten_parameters(self.online)
         self.target_weights = flatten_parameters(self.target).requires_grad_(False)
-        # capturable keeps Adam's step counter on the device, where a captured graph can advance it.
-        self.optimizer = torch.optim.Adam(
-            [self.weights], config.learning_rate, fused=True, capturable=device.type == "cuda"
-        )
+        self.optimizer = SlicedAdam(self.weights, config.learning_rate)
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
         """Gradient steps so far. On the device, where a captured graph can advance it."""
         self._move = torch.tensor(config.target_rate, device=device)

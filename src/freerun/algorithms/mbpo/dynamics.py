@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from freerun.algorithms.learners.shared_update import average_over_learners_, share_of_rows
+from freerun.algorithms.learners.sliced_adam import SlicedAdam
 from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble, InputScale, gaussian_loss
 from freerun.algorithms.mbpo.mbpo_config import HOLDOUT_SHARE, MAX_HELD_OUT, DynamicsConfig
 from freerun.algorithms.policies.networks import flatten_parameters
@@ -82,13 +83,11 @@ class Dynamics:
         self.generator = torch.Generator(device).manual_seed(seed)
         self.num_updates = 0
         acceleration = resolve_acceleration(config.acceleration, device)
-        self._fused_loss = fused(self._loss, acceleration)
+        self._fused_loss, self._fused_rows = fused(self._loss, acceleration), fused(self._rows_at, acceleration)
         self.take_gradient_steps = GraphedStep(self._gradient_step, device, (self.generator,), acceleration)
 
     def _make_optimizer(self) -> torch.optim.Adam:
-        # capturable keeps Adam's step counter on the device, where a captured graph can advance it.
-        on_gpu = self._device.type == "cuda"
-        return torch.optim.Adam([self._weights], self._config.model_learning_rate, fused=True, capturable=on_gpu)
+        return SlicedAdam(self._weights, self._config.model_learning_rate)
 
     def _weight_decay(self) -> Tensor:
         """The decay of every weight, in the order of the flat buffer. Biases and variance bounds have none."""
@@ -161,10 +160,8 @@ class Dynamics:
         """One step of every network, each on a batch of its own."""
         num_nets, num_rows = len(self.ensemble.lowest), self._config.model_batch_size
         uniform = torch.rand((num_nets, num_rows), generator=self.generator, device=self._device)
-        # Rounding may give num_train itself, which is no row.
-        index = torch.minimum((uniform * self._num_train).long(), self._num_train.long() - 1)
         mine = share_of_rows(self._learner_group, num_rows)
-        loss = self._fused_loss(self._rows[index[:, mine]])
+        loss = self._fused_loss(self._fused_rows(uniform[:, mine]))
         gradients = torch.autograd.grad(loss, list(self.ensemble.parameters()))
         gradient = self._weights.grad
         assert gradient is not None
@@ -173,6 +170,11 @@ class Dynamics:
         # L2 regularisation: g <- g + decay * w
         gradient.addcmul_(self.weight_decay, self._weights.detach())
         self.optimizer.step()
+
+    def _rows_at(self, uniform: Tensor) -> Tensor:
+        """The rows to learn from at places that are given as numbers in [0, 1)."""
+        # Rounding may give num_train itself, which is no row.
+        return self._rows[torch.minimum((uniform * self._num_train).long(), self._num_train.long() - 1)]
 
     def _loss(self, rows: Tensor) -> Tensor:
         """The sum over the networks, so that each learns as if it were alone.

@@ -20,10 +20,10 @@ from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
-from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy, UpdateBudget, computes_in_numpy, learner_note
+from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy, UpdateBudget, computes_in_numpy
 from freerun.algorithms.sac.off_policy_config import scaled_defaults
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
-from freerun.algorithms.sac.soft_agent import SoftAgent
+from freerun.algorithms.sac.soft_agent import SoftAgent, learner_note
 from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics, UserError
 from freerun.cuda_graphs import GraphedStep
 
@@ -235,9 +235,9 @@ class MBPO(OffPolicy):
     def _gradient_step(self) -> None:
         """One step of the agent on a batch of real and model steps."""
         num_real = self._num_real_rows
-        real = self.real_buffer.sample(num_real)
-        imagined = self.model_buffer.sample(self.config.rows_per_batch - num_real)
-        steps = StepBatch(*(torch.cat(parts) for parts in zip(real.steps, imagined.steps, strict=True)))
+        real = self.real_buffer.draw(num_real)
+        imagined = self.model_buffer.draw(self.config.rows_per_batch - num_real)
+        steps = self.real_buffer.split(torch.cat([real.values, imagined.values]))
         weight = torch.cat([real.weight, imagined.weight])
         td_error = self.agent.learn(ReplaySample(steps, weight, real.rows))
         self.real_buffer.update_priorities(real.rows, td_error[:num_real])

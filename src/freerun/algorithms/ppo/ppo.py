@@ -17,6 +17,7 @@ from freerun.algorithms.learners.shared_update import (
     first_episode,
     mean_or_zero,
 )
+from freerun.algorithms.learners.sliced_adam import SlicedAdam
 from freerun.algorithms.policies.networks import flatten_parameters
 from freerun.algorithms.policies.running_moments import RunningMoments
 from freerun.algorithms.ppo.compiled_steps import CompiledSteps
@@ -124,9 +125,8 @@ class PPO:
         assert config.learning_rate is not None  # `with_sizes`
         # A captured gradient step must find the learning rate on the device, or it would never see another one.
         learning_rate = torch.tensor(config.learning_rate, device=self._device) if is_captured else config.learning_rate
-        # eps is 1e-5 and not torch's 1e-8, as in OpenAI's baselines. A fused Adam can skip a step on the device
-        # (`step_if_finite`).
-        self._optimizer = torch.optim.Adam([self._weights], learning_rate, eps=1e-5, fused=True, capturable=is_captured)
+        # eps is 1e-5 and not torch's 1e-8, as in OpenAI's baselines.
+        self._optimizer = SlicedAdam(self._weights, learning_rate, eps=1e-5)
         self._num_bad_gradients = torch.zeros(1, device=self._device)
         self._proximal = ProximalTerm(self._weights)
         parts = (self.net, self._weights, self._optimizer, self._learner_group, self._num_bad_gradients)

@@ -213,8 +213,9 @@ def learner_note(config: PPOConfig, device: str) -> str:
     steps, episodes = config.steps_per_update, config.episodes_per_update
     updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
     network = f"{config.network} · " if config.network in IMAGE_NETWORKS else ""
-    learner = network + learner_words(config.learner, device, config.network, config.has_memory)
-    if computes_in_numpy(config, device) and kernel_for(config.learner, config.hidden_sizes) is not None:
+    is_fast = computes_in_numpy(config, device)
+    learner = network + learner_words(is_fast)
+    if is_fast and kernel_for(config.learner, config.hidden_sizes) is not None:
         learner += ", compiled"
     return (
         f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "

@@ -23,11 +23,11 @@ from freerun.cuda_graphs import GraphedStep, resolve_acceleration
 
 
 def learner_note(config: OffPolicyConfig, device: str) -> str:
-    return learner_words(config.learner, device)
+    return learner_words(uses_fast_learner(config.learner, device))
 
 
 def computes_in_numpy(config: OffPolicyConfig, device: str) -> bool:
-    return uses_fast_learner(config.learner, device)
+    return device == "cpu" and uses_fast_learner(config.learner, device)
 
 
 class UpdateBudget:

@@ -70,6 +70,15 @@ class ReplaySample(NamedTuple):
         return ReplaySample(steps, self.weight[mine], self.rows)
 
 
+class DrawnRows(NamedTuple):
+    """A sample before it is split into columns."""
+
+    values: Tensor
+    """[N, columns]"""
+    weight: Tensor
+    rows: Tensor
+
+
 class ReplayBuffer:
     """The last `capacity` steps. One row holds a whole step, so that drawing a batch takes one gather.
 
@@ -99,7 +108,7 @@ class ReplayBuffer:
         self._num_drawable = torch.zeros((), device=device)
         self._newest_row = torch.zeros((), dtype=torch.int64, device=device)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self._gather = fused(self._gather_sample, acceleration)
+        self._gather = fused(self._gather_rows, acceleration)
         if config.replay == "prioritised":
             self.priorities = torch.zeros(capacity, device=device)
             self.max_priority = torch.ones((), device=device)
@@ -128,13 +137,18 @@ class ReplayBuffer:
 
     def sample(self, num_rows: int) -> ReplaySample:
         """Draw rows with replacement. Nothing here waits for the device."""
+        values, weight, rows = self.draw(num_rows)
+        return ReplaySample(self.split(values), weight, rows)
+
+    def draw(self, num_rows: int) -> DrawnRows:
+        """As `sample`, for rows that are to be joined with others: a copy each costs less than one for every column."""
         if num_rows and not self.size:
             raise RuntimeError("the buffer is empty: there is no step to draw")
         # A float32 takes only 2^24 values in [0, 1): rows whose probability is smaller would not be drawn.
         dtype = torch.float64 if self._config.replay == "prioritised" else torch.float32
         return self._gather(torch.rand(num_rows, generator=self.generator, device=self.rows.device, dtype=dtype))
 
-    def _gather_sample(self, uniform: Tensor) -> ReplaySample:
+    def _gather_rows(self, uniform: Tensor) -> DrawnRows:
         if self._config.replay == "prioritised" and len(uniform):
             index, weight = self._sample_by_priority(uniform)
         else:
@@ -146,7 +160,7 @@ class ReplayBuffer:
             index = (self._newest_row - torch.minimum(age, self._num_drawable.long() - 1)) % self.capacity
             weight = torch.ones_like(uniform, dtype=torch.float32)
         # index_select takes a third of the time of rows[index] on a CPU.
-        return ReplaySample(self._split(self.rows.index_select(0, index)), weight, index)
+        return DrawnRows(self.rows.index_select(0, index), weight, index)
 
     def _sample_by_priority(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Prioritised replay (Schaul et al. 2016): P(i) = p_i / sum_k p_k, with weights that correct for the bias."""
@@ -180,9 +194,10 @@ class ReplayBuffer:
     def newest(self, num_rows: int) -> StepBatch:
         """The last rows, oldest first."""
         index = (torch.arange(-num_rows, 0, device=self.rows.device) + self.total) % self.capacity
-        return self._split(self.rows[index])
+        return self.split(self.rows[index])
 
-    def _split(self, rows: Tensor) -> StepBatch:
+    def split(self, rows: Tensor) -> StepBatch:
+        """The columns of whole rows."""
         obs, action, reward, next_obs, terminated = torch.split(rows, list(self._column_sizes), dim=1)
         return StepBatch(obs, action, reward.squeeze(1), next_obs, terminated.squeeze(1))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gymnasium import spaces
 
-from freerun.algorithms.sac.off_policy import CRITIC_PARTS, ReplayLearner, computes_in_numpy, learner_note
+from freerun.algorithms.sac.off_policy import CRITIC_PARTS, ReplayLearner, computes_in_numpy
 from freerun.algorithms.sac.off_policy_config import scaled_defaults
 from freerun.algorithms.sac.sac_config import SACConfig
-from freerun.algorithms.sac.soft_agent import SoftAgent
+from freerun.algorithms.sac.soft_agent import SoftAgent, learner_note
 from freerun.core import AlgorithmTraits
 
 

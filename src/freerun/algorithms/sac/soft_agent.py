@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freerun.algorithms.learners.fast_learner import uses_fast_learner
+from freerun.algorithms.learners.fast_learner import learner_words, uses_fast_learner
 from freerun.algorithms.learners.shared_update import join_shares, share_of_rows
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
+from freerun.algorithms.sac.gpu_steps import GPUSoftSteps
+from freerun.algorithms.sac.off_policy_config import OffPolicyConfig
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.algorithms.sac.soft_networks import SoftNetworks, critic_values
@@ -24,6 +26,16 @@ from freerun.algorithms.sac.soft_steps import (
 )
 from freerun.algorithms.sac.step_counters import StepCounters
 from freerun.core import LearnerGroup, Metrics, SingleLearner
+
+
+def is_written_out(config: OffPolicyConfig, device: str) -> bool:
+    """True if the gradients of policy and critics are written out; else autograd computes them."""
+    return uses_fast_learner(config.learner, device, device_types=("cpu", "cuda"))
+
+
+def learner_note(config: OffPolicyConfig, device: str) -> str:
+    """Who computes gradients, for the header of a run."""
+    return learner_words(is_written_out(config, device))
 
 
 class SoftAgent:
@@ -44,7 +56,9 @@ class SoftAgent:
     ):
         """`networks` and `make_steps` replace SAC's own networks and gradient steps, for algorithms that vary them."""
         if make_steps is None:
-            make_steps = FastSoftSteps if uses_fast_learner(config.learner, device.type) else AutogradSoftSteps
+            make_steps = AutogradSoftSteps
+            if is_written_out(config, device.type):
+                make_steps = FastSoftSteps if device.type == "cpu" else GPUSoftSteps
         self._learner_group = learner_group or SingleLearner()
         self._share = 1 / self._learner_group.count  # this learner's share of the rows of the last batch
         self._config = config

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from freerun.algorithms.learners.sliced_adam import SlicedAdam
 from freerun.algorithms.policies.mlp_actor import ActorSpec
 from freerun.algorithms.policies.networks import StackedMLP, flatten_parameters, mlp, squashed_sample
 from freerun.algorithms.sac.replay_buffer import StepBatch
@@ -71,11 +72,8 @@ class SoftNetworks:
         self.actor_weights = flatten_parameters(self.policy)
         self.critic_weights = flatten_parameters(self.critics)
         self.target_weights = flatten_parameters(self.target_critics).requires_grad_(False)
-        # capturable keeps Adam's step counter on the device, where a captured graph can advance it.
-        self.actor_optimizer, self.critic_optimizer = (
-            torch.optim.Adam([weights], learning_rate, fused=True, capturable=device.type == "cuda")
-            for weights in (self.actor_weights, self.critic_weights)
-        )
+        self.actor_optimizer = SlicedAdam(self.actor_weights, learning_rate)
+        self.critic_optimizer = SlicedAdam(self.critic_weights, learning_rate)
 
     def critic_targets(self, steps: StepBatch, noise: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
         """Actions of the policy at s_t, their log-probabilities, and the targets y_t of the critics.
