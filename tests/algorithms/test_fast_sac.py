@@ -72,7 +72,7 @@ def segment(num_actions: int) -> Segment:
 def with_gradients(agent: SoftAgent, way: Way) -> SoftAgent:
     if way == "gpu":
         assert isinstance(agent.soft_steps, AutogradSoftSteps)
-        agent.soft_steps = GPUSoftSteps(agent.soft_steps._parts)
+        agent.soft_steps = GPUSoftSteps(agent.soft_steps.parts)
     return agent
 
 

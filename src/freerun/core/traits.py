@@ -245,6 +245,9 @@ class AlgorithmTraits:
     sites of a federation may keep them to themselves (--share policy)."""
     has_acceleration: bool = False
     """It has a setting `acceleration`: whether its gradient steps are recorded as CUDA graphs."""
+    gains_from_gpu: bool = False
+    """With its gradient steps recorded, a GPU makes its updates faster whatever their sizes: --device auto takes a GPU
+    without a trial, whose first update may take minutes on a CPU."""
     has_network: bool = False
     """It has a setting `network`: a network of the user's own, as module:callable."""
     code_settings: tuple[str, ...] = ()

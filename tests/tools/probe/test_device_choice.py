@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from freerun.settings.config import AnyConfig
+from freerun.settings.presets import PRESETS
 from freerun.settings.registry import make_config
 from freerun.tools.probe import device_choice
 from freerun.tools.probe.update_costs import time_updates
@@ -16,7 +17,8 @@ LIGHT: dict[str, Any] = {"num_workers": 1, "steps_per_update": 64, "num_epochs":
 
 
 def config(**settings: Any) -> AnyConfig:
-    return make_config({"env": "CartPole-v1", "device": "auto", **LIGHT, **settings})
+    light = LIGHT if "algo" not in settings else {}
+    return make_config({"env": "CartPole-v1", "device": "auto", **light, **settings})
 
 
 def test_the_faster_of_two_devices_is_taken_and_said(
@@ -40,6 +42,22 @@ def test_the_faster_of_two_devices_is_taken_and_said(
 def test_the_fast_learner_needs_no_trial() -> None:
     for learner in ("fast", "numpy"):
         assert device_choice.faster_of(config(learner=learner), ("cpu", "cuda")).device == "cpu"
+
+
+@pytest.mark.parametrize("preset", ["mbpo-hopper", "mbpo-small"])
+def test_mbpo_takes_a_gpu_without_a_trial(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first update took two minutes on a CPU, in silence."""
+    given = make_config({"env": "Hopper-v5", **PRESETS[preset].settings, "device": "auto"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device_choice, "time_updates", lambda *of: pytest.fail("updates were tried"))
+    assert device_choice.choose_device(given).device == "cuda"
+
+
+def test_a_trial_is_needed_where_gradient_steps_are_not_recorded_or_gradients_are_a_cpus() -> None:
+    assert device_choice.gains_from_gpu(config(env="Pendulum-v1", algo="sac"))
+    for setting in ({"acceleration": "none"}, {"learner": "fast"}, {"learner": "numpy"}):
+        assert not device_choice.gains_from_gpu(config(env="Pendulum-v1", algo="sac", **setting))
+    assert not device_choice.gains_from_gpu(config())  # PPO
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -38,6 +38,7 @@ class FastSAC(OffPolicy):
         rates_segments=True,
         critic_parts=CRITIC_PARTS,
         has_acceleration=True,
+        gains_from_gpu=True,
         minibatch_setting="batch_size",
         update_ratio_setting="updates_per_step",
         learner_note=learner_note,

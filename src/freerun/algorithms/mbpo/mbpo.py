@@ -50,6 +50,7 @@ class MBPO(OffPolicy):
         rates_segments=True,
         critic_parts=CRITIC_PARTS,
         has_acceleration=True,
+        gains_from_gpu=True,
         code_settings=("termination",),
         # No minibatch_setting: another thread may be training with the minibatch size when it would change.
         update_ratio_setting="updates_per_step",

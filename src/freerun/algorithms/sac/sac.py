@@ -22,6 +22,7 @@ class SAC(ReplayLearner):
         rates_segments=True,
         critic_parts=CRITIC_PARTS,
         has_acceleration=True,
+        gains_from_gpu=True,
         minibatch_setting="batch_size",
         update_ratio_setting="updates_per_step",
         computes_in_numpy=computes_in_numpy,

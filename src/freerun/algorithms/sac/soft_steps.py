@@ -70,7 +70,7 @@ class AutogradSoftSteps:
     """Torch computes the gradients: the reference, for any device."""
 
     def __init__(self, parts: StepParts):
-        self._parts = parts
+        self.parts = parts
         self._networks, self._config, self._target_entropy, _, self._counters = parts
         acceleration = resolve_acceleration(parts.config.acceleration, parts.networks.actor_weights.device)
         self._fused_targets = fused(parts.networks.critic_targets, acceleration)
@@ -82,7 +82,7 @@ class AutogradSoftSteps:
         action, log_prob, target = self._fused_targets(steps, noise, self._config.gamma)
         critic_loss, td_error = self._fused_critic_loss(steps.obs, steps.action, target, weight)
         parameters = list(nets.critics.parameters())
-        descend(self._parts, critic_loss, parameters, nets.critic_weights, nets.critic_optimizer, share)
+        descend(self.parts, critic_loss, parameters, nets.critic_weights, nets.critic_optimizer, share)
         # Target critics: w_target <- (1 - tau) * w_target + tau * w
         nets.target_weights.lerp_(nets.critic_weights.detach(), self._config.target_rate)
 
@@ -91,7 +91,7 @@ class AutogradSoftSteps:
         )
         parameters = list(nets.policy.net.parameters())
         descend(
-            self._parts, actor_loss, parameters, nets.actor_weights, nets.actor_optimizer, share, temperature_gradient
+            self.parts, actor_loss, parameters, nets.actor_weights, nets.actor_optimizer, share, temperature_gradient
         )
         self._counters.metric_sums += measured
         return td_error

@@ -1,7 +1,7 @@
 """`--device auto`: makes a few updates on the CPU and on the GPU, and takes the faster one.
 
 A GPU is not always faster. A gradient step of a small network takes a CPU less time than it takes to start the kernels
-of that step on a GPU.
+of that step on a GPU. Algorithms for which a GPU always is (`gains_from_gpu`) are not tried.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from freerun.settings.config import AnyConfig
 from freerun.settings.defaults import complete, num_learners
 from freerun.settings.factories import is_tensors, make_factory
+from freerun.settings.registry import find_algorithm
 from freerun.tools.probe.measure import stand_in_for
 from freerun.tools.probe.update_costs import time_updates
 
@@ -33,7 +34,16 @@ def choose_device(config: AnyConfig) -> AnyConfig:
 
     if not torch.cuda.is_available():
         return config
+    if gains_from_gpu(config):
+        return dataclasses.replace(config, device="cuda")
     return faster_of(config, ("cpu", "cuda"))
+
+
+def gains_from_gpu(config: AnyConfig) -> bool:
+    """True if no trial is needed: the algorithm says so, and nothing keeps it from recording its gradient steps."""
+    is_cpu_asked_for = getattr(config.algorithm, "learner", None) in ("fast", "numpy")
+    traits = find_algorithm(config.algo).traits
+    return traits.gains_from_gpu and config.algorithm.acceleration != "none" and not is_cpu_asked_for
 
 
 def faster_of(config: AnyConfig, devices: Sequence[str]) -> AnyConfig:
