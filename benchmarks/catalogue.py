@@ -25,6 +25,7 @@ DEFENCE = (
     "src/freerun_envs/network_red.py",
     "src/freerun_envs/single_network.py",
 )
+SIMULATORS = ("src/freerun_envs/sumo_intersection.py", "src/freerun_envs/power_grid.py")
 RUNNERS = ("benchmarks/peer_runners",)
 C = (".c", ".h")
 OUTPUT = "--output benchmarks/results/{folder}"
@@ -40,11 +41,15 @@ class Benchmark:
     """Its result files under benchmarks/results; if not given, NAME/NAME.json."""
     flags: str = ""
     """Flags that the script needs to renew a result in `folder`."""
+    others: tuple[str, ...] = ()
+    """Systems that are not freerun, as the names of their rows have them. A change of freerun does not change what they
+    do, so those rows depend on the script and on `sources_of_others` alone."""
+    sources_of_others: tuple[str, ...] = ()
 
 
 BENCHMARKS = {
     "adapting": Benchmark((*TRAINING, "src/freerun/tuning")),
-    "atari_learning": Benchmark((*TRAINING, "src/freerun/adapters/images.py")),
+    "atari_learning": Benchmark((*TRAINING, "src/freerun/adapters/images.py"), others=("Stable-Baselines3",)),
     "batched_inference": Benchmark(TRAINING),
     "before_after": Benchmark(
         TRAINING,
@@ -62,8 +67,8 @@ BENCHMARKS = {
     "cyber_learning": Benchmark((*TRAINING, *DEFENCE, "src/freerun/adapters/cyborg.py")),
     "cyborg_costs": Benchmark(("src/freerun/adapters/cyborg.py", "src/freerun/adapters/cyborg_fast.py")),
     "default_flags": Benchmark((*TRAINING, *RUNNERS)),
-    "default_sizes": Benchmark(TRAINING),
-    "dqn_learning": Benchmark((*COLLECTING, "src/freerun/algorithms/dqn")),
+    "default_sizes": Benchmark(TRAINING, others=("Stable-Baselines3",)),
+    "dqn_learning": Benchmark((*COLLECTING, "src/freerun/algorithms/dqn"), others=("Stable-Baselines3",)),
     "drone_learning": Benchmark((*TENSORS, "src/freerun/algorithms/fastsac", *MBPO)),
     "drone_pilots": Benchmark(("src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_pilots.py")),
     "federation": Benchmark((*TRAINING, *DEFENCE, "src/freerun/tools/federation")),
@@ -85,8 +90,8 @@ BENCHMARKS = {
             *("src/freerun/run/outputs.py", "src/freerun/settings/factories.py"),  # who gets more threads
         )
     ),
-    "learning": Benchmark((*TRAINING, *SAC, "benchmarks/learning_report.py")),
-    "masked_learning": Benchmark((*TRAINING, *DEFENCE)),
+    "learning": Benchmark((*TRAINING, *SAC, "benchmarks/learning_report.py"), others=("sb3",)),
+    "masked_learning": Benchmark((*TRAINING, *DEFENCE), others=("MaskablePPO",), sources_of_others=DEFENCE),
     "matrix": Benchmark(
         TRAINING,
         tuple(f"bench_{name}/report.json" for name in ("cartpole", "halfcheetah", "network_defence", "straggler")),
@@ -96,6 +101,8 @@ BENCHMARKS = {
     "memory_learning": Benchmark(
         (*TRAINING, "src/freerun_envs/t_maze.py"),
         ("memory_learning/memory_learning.json", "memory_learning/actor_costs.json"),
+        others=("RecurrentPPO (LSTM)",),
+        sources_of_others=("src/freerun_envs/t_maze.py",),
     ),
     "network_defence": Benchmark((*DEFENCE, "benchmarks/network_defence_cyborg.py")),
     "overhead": Benchmark(COLLECTING),
@@ -106,10 +113,12 @@ BENCHMARKS = {
     "sample_efficiency": Benchmark((*COLLECTING, *MBPO)),
     "scaling": Benchmark((*COLLECTING, *PPO)),
     "simulators": Benchmark(
-        (*TRAINING, "src/freerun_envs/sumo_intersection.py", "src/freerun_envs/power_grid.py"),
+        (*TRAINING, *SIMULATORS),
         flags="--again",
+        others=("bare", "sb3"),
+        sources_of_others=SIMULATORS,
     ),
-    "sweeping": Benchmark((*TRAINING, "src/freerun/tools/sweep")),
+    "sweeping": Benchmark((*TRAINING, "src/freerun/tools/sweep"), others=("sb3",)),
     "tensor_modes": Benchmark(
         TENSORS,
         ("tensor_modes/tensor_modes.json", "tensor_modes_compile/tensor_modes.json"),
@@ -120,6 +129,16 @@ BENCHMARKS = {
         (*TRAINING, *(f"benchmarks/time_to_score_{part}.py" for part in ("runs", "systems"))),
         ("time_to_score/time_to_score.json", "time_to_score_2_cores/time_to_score.json"),
         flags=OUTPUT,
+        others=("sb3", "single-file", "sample-factory"),
+        sources_of_others=tuple(
+            f"benchmarks/{name}.py"
+            for name in (
+                "time_to_score_runs",
+                "time_to_score_systems",
+                "time_to_score_sample_factory",
+                "single_file_ppo",
+            )
+        ),
     ),
     "timeline": Benchmark((*TRAINING, "src/freerun/telemetry")),
     "watching": Benchmark((*TRAINING, "src/freerun/telemetry", "src/freerun/tools/watch")),
@@ -135,11 +154,12 @@ def result_files(name: str) -> list[Path]:
     return [RESULTS / file for file in BENCHMARKS[name].files or (f"{name}/{name}.json",)]
 
 
-def sources_of(path: Path) -> tuple[str, ...]:
-    """Return the sources that a result file depends on. The file may lie in any folder: its name decides."""
+def sources_of(path: Path, row: str = "") -> tuple[str, ...]:
+    """Return the sources that a row of a result file depends on. The file may lie in any folder: its name decides."""
     for name, benchmark in BENCHMARKS.items():
         if path.name in (file.name for file in result_files(name)):
-            return (f"benchmarks/{name}.py", *benchmark.sources)
+            is_other = any(part in benchmark.others for part in row.split(", "))
+            return (f"benchmarks/{name}.py", *(benchmark.sources_of_others if is_other else benchmark.sources))
     raise SystemExit(f"{path.name} belongs to no benchmark: add it to benchmarks/catalogue.py.")
 
 

@@ -321,9 +321,12 @@ def stale() -> Iterator[str]:
                 yield f"{result}: not there; {command}"
                 continue
             stamped = stamps_in(path)
-            wanted = fingerprint(sources_of(path))
             without = sum(known is None for _, known in stamped)
-            old = [row for row, known in stamped if known is not None and known["sources"] != wanted]
+            old = [
+                row
+                for row, known in stamped
+                if known is not None and known["sources"] != fingerprint(sources_of(path, row))
+            ]
             if without:
                 rows = "all rows" if without == len(stamped) else f"{without} rows"
                 yield f"{result}: {rows} without fingerprint; {command}"

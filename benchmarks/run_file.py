@@ -48,13 +48,13 @@ class ResultFile:
 
     def save(self, *measured: str) -> None:
         """Write the file as a whole, so that an interruption loses no earlier row, and stamp what was just measured."""
-        self._stamps.update(dict.fromkeys(measured, stamp(self.path)))
+        self._stamps.update(stamps(self.path, measured))
         _write(self.path, {"content": self.content, "stamps": dict(self.stamped())}, indent=1)
 
     def is_current(self, row: str) -> bool:
         """Return whether a row was measured with today's sources, so that further runs may be added to it."""
         known = self._stamps.get(row)
-        return known is not None and known["sources"] == fingerprint(sources_of(self.path))
+        return known is not None and known["sources"] == fingerprint(sources_of(self.path, row))
 
     def stamped(self) -> Stamped:
         return [(row, self._stamps.get(row)) for row in self._rows(self.content)]
@@ -80,9 +80,12 @@ class RunFile(Generic[Record]):
 
     def save(self) -> None:
         """All or nothing: whoever is interrupted loses no earlier run. Runs that are new get a stamp."""
-        now, runs = stamp(self.path), []
+        new = [record for record in self.records if id(record) not in self._stamps]
+        of_new = stamps(self.path, [_name(vars(record)) for record in new])
+        self._stamps.update((id(record), (record, of_new[_name(vars(record))])) for record in new)
+        runs = []
         for record in self.records:
-            _, known = self._stamps.setdefault(id(record), (record, now))
+            _, known = self._stamps[id(record)]
             fields = asdict(record)  # type: ignore[call-overload]
             runs.append(fields | {"stamp": known} if known else fields)
         _write(self.path, {"runs": runs, "failures": self.failures})
@@ -97,7 +100,7 @@ class RunFile(Generic[Record]):
     def is_current(self, record: Record) -> bool:
         """Return whether a run was measured with today's sources, so that it need not be measured again."""
         _, known = self._stamps.get(id(record), (record, None))
-        return known is not None and known["sources"] == fingerprint(sources_of(self.path))
+        return known is not None and known["sources"] == fingerprint(sources_of(self.path, _name(vars(record))))
 
     def stamped(self) -> Stamped:
         return [(_name(vars(record)), self._stamps.get(id(record), (record, None))[1]) for record in self.records]
@@ -116,22 +119,22 @@ def stamps_in(path: Path) -> Stamped:
     return list(stamps.items()) or [("all", None)]
 
 
-def stamp(path: Path) -> Stamp:
-    """Return the conditions of a measurement that has just been made for this result file."""
-    return {
+def stamps(path: Path, rows: Iterable[str]) -> dict[str, Stamp]:
+    """Return the conditions of a measurement that has just been made for these rows of a result file."""
+    conditions_now = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": processor(),
         "cores": num_cores(),
         "gpu": _gpu(),
         "others_percent": round(METER.read().others, 1),
         "versions": versions(),
-        "sources": fingerprint(sources_of(path)),
     }
+    return {row: {**conditions_now, "sources": fingerprint(sources_of(path, row))} for row in rows}
 
 
 def add_stamp(source: Path, target: Path, row: str) -> None:
     """Copy a report of `freerun bench`, with a stamp."""
-    _write(target, {**json.loads(source.read_text(encoding="utf-8")), "stamps": {row: stamp(target)}}, indent=1)
+    _write(target, {**json.loads(source.read_text(encoding="utf-8")), "stamps": stamps(target, [row])}, indent=1)
 
 
 def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], *names: str) -> None:

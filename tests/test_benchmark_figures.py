@@ -170,6 +170,25 @@ def test_rows_that_are_not_measured_again_stay_with_their_stamps(tmp_path: Path)
     assert [row for row, known in stamps_in(path) if known] == ["new"]
 
 
+def test_rows_of_other_systems_do_not_age_with_freerun() -> None:
+    path = Path("masked_learning.json")
+    ours, theirs = (catalogue.sources_of(path, row) for row in ("freerun with masks", "MaskablePPO"))
+    assert "benchmarks/masked_learning.py" in theirs
+    assert set(theirs) < set(ours)
+    assert "src/freerun/algorithms/ppo" in ours
+    assert not [source for source in theirs if source.startswith("src/freerun/")]
+    # A name within another one is another system.
+    assert catalogue.sources_of(path, "freerun, as MaskablePPO") == ours
+
+
+def test_every_system_that_is_named_as_another_one_has_rows() -> None:
+    for name, benchmark in catalogue.BENCHMARKS.items():
+        files = [path for path in catalogue.result_files(name) if path.exists()]
+        rows = [row.split(", ") for path in files for row, _ in stamps_in(path)]
+        for system in benchmark.others:
+            assert any(system in parts for parts in rows), f"{name}: no row of {system}"
+
+
 @dataclass
 class Run:
     task: str
