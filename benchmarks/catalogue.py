@@ -66,7 +66,7 @@ BENCHMARKS = {
     ),
     "cyber_learning": Benchmark((*TRAINING, *DEFENCE, "src/freerun/adapters/cyborg.py")),
     "cyborg_costs": Benchmark(("src/freerun/adapters/cyborg.py", "src/freerun/adapters/cyborg_fast.py")),
-    "default_flags": Benchmark((*TRAINING, *RUNNERS)),
+    "default_flags": Benchmark((*TRAINING, *SAC, *RUNNERS)),
     "default_sizes": Benchmark(TRAINING, others=("Stable-Baselines3",)),
     "dqn_learning": Benchmark((*COLLECTING, "src/freerun/algorithms/dqn"), others=("Stable-Baselines3",)),
     "drone_learning": Benchmark((*TENSORS, "src/freerun/algorithms/fastsac", *MBPO)),

@@ -79,7 +79,7 @@ def main() -> None:
             for way in WAYS:
                 case = CASES[name]
                 with_threads = Case(case.env, case.num_processes, (*case.flags, "--learner-threads", way))
-                measured[name][way].append(train(with_threads))
+                measured[name][way].append(train(with_threads).steps_per_second)
                 print(f"{name}, {way}: {measured[name][way][-1]:,.0f} steps/s", flush=True)
     file.content.update(measured)
     file.save(*cases)
