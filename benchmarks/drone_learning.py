@@ -72,6 +72,9 @@ class Options:
     """More arguments of the environment, in one word: --env-args="terrain_seed 1"."""
     total_steps: int | None = None
     """Instead of the steps that are listed in this file."""
+    trials_every: int | None = None
+    """Judge by trials on the way, with the most likely actions, every so many steps. Otherwise by training episodes:
+    those that begin with a trained policy end 500 steps of every drone later."""
     device: str = "auto"
     """Of simulator and learner."""
     at_once: int = 1
@@ -115,16 +118,19 @@ def run_one(options: Options, task: str, algorithm: str, seed: int, deadline: fl
             *(*FLAGS.get(algorithm, OTHER_FLAGS), "--algo", algorithm, "--mode", "batch", "--quiet"),
             *("--total-steps", str(steps), "--seed", str(seed), "--device", options.device),
             *(*options.flags.split(), "--run-dir", str(run_dir)),
+            *(("--eval-every", str(options.trials_every), "--eval-episodes", "32") if options.trials_every else ()),
         )
         left = None if deadline is None else max(1.0, deadline - time.monotonic())
         subprocess.run([sys.executable, "-m", "freerun", "train", *flags], check=True, timeout=left)
         records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         device = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["device"]
         final = trials(run_dir, kind, version, options.env_args.split())
-    points = [(r["step"], r["return_mean"], r["wall_seconds"]) for r in records if r.get("return_mean") is not None]
+    step, score = ("eval_step", "eval_return") if options.trials_every else ("step", "return_mean")
+    points = [(int(r[step]), r[score], r["wall_seconds"]) for r in records if r.get(score) is not None]
     curve = points[:: max(1, len(points) // MAX_POINTS)]
     name = options.name or algorithm
-    return Run(task, name, seed, device, [*curve, points[-1]], at_once=options.at_once, final=final)
+    measured = "trials" if options.trials_every else "training"
+    return Run(task, name, seed, device, [*curve, points[-1]], measured, options.at_once, final)
 
 
 def trials(run_dir: Path, task: str, version: int, env_args: list[str]) -> dict[str, float]:
