@@ -108,8 +108,8 @@ def test_it_is_a_setting_of_a_run(tmp_path: Path) -> None:
         freerun.train("CartPole-v1", total_steps=2048, learner_threads=0, quiet=True, run_dir=tmp_path / "none")
 
 
-@pytest.mark.parametrize(("learner", "is_reported"), [("fast", False), ("torch", True)])
-def test_only_torch_gets_more_threads_by_itself(tmp_path: Path, learner: str, is_reported: bool) -> None:
+@pytest.mark.parametrize(("learner", "is_reported"), [("fast", True), ("numpy", False), ("torch", True)])
+def test_all_but_numpy_get_more_threads_by_themselves(tmp_path: Path, learner: str, is_reported: bool) -> None:
     """Threads of numpy wait for each other at every product, which takes far too long beside other programs."""
     freerun.train("CartPole-v1", total_steps=2048, learner=learner, quiet=True, run_dir=tmp_path / "run")
     records = list(read_records(tmp_path / "run" / "metrics.jsonl"))

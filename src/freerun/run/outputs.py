@@ -28,7 +28,7 @@ from freerun.run.learner_threads import LearnerThreads
 from freerun.run.run_parts import RunParts, summarize
 from freerun.run.update_hooks import AfterCheckpoint, UpdateHooks
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import computes_in_numpy, make_factory, run_seed, set_learner_threads
+from freerun.settings.factories import has_open_threads, make_factory, run_seed, set_learner_threads
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import situation
 from freerun.telemetry.advice import RecentRecords
@@ -134,10 +134,7 @@ class RunOutputs:
             adapter = self_tuning.make_live_tuner(parts, self._tunables, machine, folder.path)
             self.sinks.append(adapter)
             self.gauges.append(adapter)
-        has_open_threads = config.learner_threads == "auto" and config.device == "cpu" and not config.deterministic
-        # Never numpy's: where another program takes a core, its two threads wait for each other at every product, and
-        # an update lasts many times as long before anybody can react. Torch's lose less.
-        if has_open_threads and not computes_in_numpy(config, parts.algorithm):
+        if has_open_threads(config, parts.algorithm):
             set_threads = functools.partial(set_learner_threads, config, parts.algorithm)
             threads = LearnerThreads(machine.read, set_threads, len(usable_cores()))
             self.sinks.append(threads)
