@@ -234,9 +234,13 @@ static void backward(struct network *net, int64_t thread, int64_t part, const fl
     copy_by_output(net, thread);
     for (int64_t l = 0; l < net->num_layers; l++) {
         const struct layer *one = net->layers + l;
-        memset(one->sums + part * sums_size(one), 0, 4 * sums_size(one));
+        const int64_t size = sums_size(one), biases = padded(one->outputs);
+        float *sums = one->sums + part * size;
+        /* The first block of rows overwrites those of the weights. */
+        if (begin == end) memset(sums, 0, 4 * size);
+        else memset(sums + size - biases, 0, 4 * biases);
     }
-    for (int64_t next = begin + BLOCK_ROWS; begin < end; begin = next, next += BLOCK_ROWS) {
+    for (int64_t next = begin + BLOCK_ROWS, adds = 0; begin < end; begin = next, next += BLOCK_ROWS, adds = 1) {
         const int64_t count = (next < end ? next : end) - begin;
         for (int64_t l = net->num_layers - 1; l >= 0; l--) {
             const struct layer *one = net->layers + l, *before = one - 1;
@@ -247,9 +251,9 @@ static void backward(struct network *net, int64_t thread, int64_t part, const fl
             float *sums = one->sums + part * sums_size(one), *bias_sums = sums + inputs * outputs;
             /* dL/dW = x^T (dL/dy) */
             if (is_by_input(one))
-                multiply(one->inputs, outputs, count, input, 1, input_row, gradient, outputs, sums, outputs, 0, 1);
+                multiply(one->inputs, outputs, count, input, 1, input_row, gradient, outputs, sums, outputs, 0, adds);
             else
-                multiply(one->outputs, inputs, count, gradient, 1, outputs, input, input_row, sums, inputs, 0, 1);
+                multiply(one->outputs, inputs, count, gradient, 1, outputs, input, input_row, sums, inputs, 0, adds);
             for (int64_t i = 0; i < count; i++)
                 for (int64_t j = 0; j < one->outputs; j++) bias_sums[j] += gradient[i * outputs + j];
             if (!l) break;

@@ -5,7 +5,7 @@
 
 #include "mlp.h"
 
-#define PART_ROWS 128 /* parts have about so many rows: a smaller one gains less than it costs to add up */
+#define PART_ROWS 64 /* about; each part costs the copies and the sum of its gradients */
 #define MOST_PARTS 4
 
 /* What a part of the rows adds to the losses. */

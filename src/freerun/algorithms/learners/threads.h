@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <time.h>
@@ -117,7 +118,7 @@ static void *help(void *argument) {
         } else if (nanoseconds() - last_used > SPIN_NANOSECONDS) {
             sleep_until_called(index, seen);
             last_used = nanoseconds();
-        }
+        } else sched_yield();
     }
     return 0;
 }
@@ -128,6 +129,7 @@ static void await_tasks(int64_t num_tasks) {
         for (int i = 0; i < 32; i++) {
             if (atomic_load(&pool.num_done) == num_tasks) return;
             relax();
+            if (i == 31) sched_yield();
         }
     /* A helper has lost its processor within a task. It may need this one. */
     pthread_mutex_lock(&pool.sleep);
