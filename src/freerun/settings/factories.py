@@ -9,7 +9,7 @@ from freerun.adapters.gymnasium_envs import EnvName, GymnasiumFactory
 from freerun.adapters.images import IMAGE_ADVICE, images_go_raw
 from freerun.adapters.isaac_launch import is_isaac_task
 from freerun.adapters.tensor_envs import TensorEnvs, find_builder, is_only_tensors
-from freerun.algorithms.learners.compiled_kernel import set_kernel_threads
+from freerun.algorithms.learners.compiled_kernel import set_kernel_threads, useful_threads
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import MLPActor
 from freerun.collecting.rollouts.episode_numbers import RESETS_ITSELF
@@ -174,6 +174,14 @@ def has_open_threads(config: AnyConfig, algorithm: Algorithm) -> bool:
     # Never numpy's: where another program takes a core, its two threads wait for each other at every product, and an
     # update lasts many times as long before anybody can react. Torch's lose less, but their number changes its sums.
     return made_by == "kernel" or (made_by == "torch" and not config.deterministic)
+
+
+def most_learner_threads(config: AnyConfig, algorithm: Algorithm, num_cores: int) -> int:
+    """Return how many threads can be of use to the learner on this number of cores."""
+    minibatch_setting = find_algorithm(config.algo).traits.minibatch_setting
+    if computed_by(config, algorithm) != "kernel" or minibatch_setting is None:
+        return num_cores
+    return min(num_cores, useful_threads(getattr(settings_in_use(config, algorithm), minibatch_setting)))
 
 
 def set_learner_threads(config: AnyConfig, algorithm: Algorithm, num_threads: int) -> None:

@@ -106,6 +106,8 @@ class Kernel:
         self.adam_step = library.adam_step
         self.adam_step.argtypes = (pointer,)
         self.adam_step.restype = integer
+        self.num_tasks = library.num_tasks
+        self.num_tasks.argtypes, self.num_tasks.restype = (integer,), integer
         self.set_threads = library.set_threads
         self.set_threads.argtypes, self.set_threads.restype = (integer,), None
         sizes = ("floats_in_a_vector", "rows_in_a_block", "most_parts", "most_threads", "get_threads")
@@ -141,6 +143,12 @@ def set_kernel_threads(num_threads: int) -> None:
     is_in_use = compiled_kernel.cache_info().currsize > 0
     if is_in_use and (kernel := compiled_kernel()) is not None:
         kernel.set_threads(num_threads)
+
+
+def useful_threads(minibatch_size: int) -> int:
+    """How many threads the kernel has work for in a gradient step."""
+    kernel = compiled_kernel()
+    return 1 if kernel is None else min(kernel.most_threads, int(kernel.num_tasks(minibatch_size)))
 
 
 def _load() -> ctypes.CDLL:

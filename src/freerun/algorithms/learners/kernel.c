@@ -107,5 +107,6 @@ void network_forward(struct network *net, int64_t num_threads, const float *x, i
 
 int64_t floats_in_a_vector(void) { return LANES; }
 int64_t rows_in_a_block(void) { return BLOCK_ROWS; }
+int64_t num_tasks(int64_t rows) { return 2 * num_parts(rows); }
 int64_t most_parts(void) { return MOST_PARTS; }
 int64_t most_threads(void) { return MOST_THREADS; }
