@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from threadpoolctl import threadpool_info
 
 import freerun
+from freerun.algorithms.learners.compiled_kernel import compiled_kernel
 from freerun.core import Metrics, UserError
 from freerun.persistence.metric_records import read_records
 from freerun.run.learner_threads import RETRY_SECONDS, LearnerThreads
 from freerun.run.replay_run import replay
 from freerun.settings.factories import limit_threads
+
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 
 
 class Machine:
@@ -26,7 +31,7 @@ class Machine:
         self.load: float | None = None
         self.set_to: list[int] = []
         self.threads = LearnerThreads(
-            self.read, self.set_to.append, num_cores=4, clocks=lambda: (self.wall, self.processor)
+            self.read, self.set_to.append, num_cores=4, most_threads=4, clocks=lambda: (self.wall, self.processor)
         )
 
     def read(self, step: int) -> Metrics:
@@ -101,6 +106,76 @@ def test_short_times_and_unmeasured_loads_change_nothing() -> None:
     assert machine.set_to == [2]
 
 
+def test_threads_at_the_beginning_are_given_back_to_workers() -> None:
+    machine = Machine()
+    machine.threads.begin_with(3)
+    assert machine.set_to == [3]
+    assert machine.passes(1.0, own=3.0, load=80.0) == 3
+    assert machine.passes(1.0, own=1.0, load=100.0) == 1
+    assert machine.set_to == [3, 1]
+
+
+def test_beginning_with_one_thread_or_less_changes_nothing() -> None:
+    machine = Machine()
+    for num_threads in (1, 0, -2):
+        machine.threads.begin_with(num_threads)
+    assert (machine.threads.num_threads, machine.set_to) == (1, [])
+
+
+def threads_of_updates(run_dir: Path) -> list[int]:
+    return [int(record["learner_threads"] or 0) for record in read_records(run_dir / "metrics.jsonl")]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("num_cores", "num_workers", "minibatch_size", "first"),
+    [(16, 12, 256, 3), (16, 4, 256, 8), (16, 4, 64, 2), (2, 1, 256, 1), (2, 4, 256, 1)],
+)
+def test_the_kernel_begins_on_the_cores_that_workers_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_cores: int, num_workers: int, minibatch_size: int, first: int
+) -> None:
+    monkeypatch.setattr("freerun.run.learner_threads.usable_cores", lambda: range(num_cores))
+    freerun.train(
+        "CartPole-v1", total_steps=600, steps_per_update=512, num_epochs=1, num_workers=num_workers, quiet=True,
+        minibatch_size=minibatch_size, run_dir=tmp_path / "run",
+    )  # fmt: skip
+    assert threads_of_updates(tmp_path / "run")[0] == first
+    kernel = compiled_kernel()
+    assert kernel is not None
+    assert kernel.num_threads() == 1  # nothing waits for work any more
+
+
+@NEEDS_COMPILER
+def test_the_kernels_threads_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run with --deterministic may have them, ends with the weights that one thread gives, and can be replayed."""
+    weights = []
+    for num_cores in (1, 16):
+        monkeypatch.setattr("freerun.run.learner_threads.usable_cores", lambda count=num_cores: range(count))
+        run_dir = tmp_path / f"{num_cores}"
+        result = freerun.train(
+            "CartPole-v1", total_steps=3000, steps_per_update=1000, minibatch_size=500, num_epochs=2, quiet=True,
+            run_dir=run_dir, deterministic=True,
+        )  # fmt: skip
+        assert max(threads_of_updates(run_dir)) == min(num_cores, 8)
+        weights.append(result.policy.weights)
+    np.testing.assert_array_equal(*weights)
+
+    def never(*_: object) -> None:
+        raise AssertionError("a replay of the kernel's updates has no use for their threads")
+
+    monkeypatch.setattr("freerun.run.replay_run.set_learner_threads", never)
+    assert replay(tmp_path / "16").is_same
+
+
+@NEEDS_COMPILER
+def test_a_number_of_threads_is_the_kernels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr("freerun.settings.factories.set_kernel_threads", set_to.append)
+    freerun.train("CartPole-v1", total_steps=300, learner_threads=3, quiet=True, run_dir=tmp_path / "run")
+    assert set_to == [1, 3]
+    assert "learner_threads" not in next(iter(read_records(tmp_path / "run" / "metrics.jsonl")))
+
+
 def test_it_is_a_setting_of_a_run(tmp_path: Path) -> None:
     result = freerun.train("CartPole-v1", total_steps=2048, quiet=True, run_dir=tmp_path / "run")
     assert result.summary["outcome"] == "finished"
@@ -108,8 +183,8 @@ def test_it_is_a_setting_of_a_run(tmp_path: Path) -> None:
         freerun.train("CartPole-v1", total_steps=2048, learner_threads=0, quiet=True, run_dir=tmp_path / "none")
 
 
-@pytest.mark.parametrize(("learner", "is_reported"), [("fast", False), ("torch", True)])
-def test_only_torch_gets_more_threads_by_itself(tmp_path: Path, learner: str, is_reported: bool) -> None:
+@pytest.mark.parametrize(("learner", "is_reported"), [("fast", True), ("numpy", False), ("torch", True)])
+def test_all_but_numpy_get_more_threads_by_themselves(tmp_path: Path, learner: str, is_reported: bool) -> None:
     """Threads of numpy wait for each other at every product, which takes far too long beside other programs."""
     freerun.train("CartPole-v1", total_steps=2048, learner=learner, quiet=True, run_dir=tmp_path / "run")
     records = list(read_records(tmp_path / "run" / "metrics.jsonl"))
@@ -142,7 +217,7 @@ def test_a_replay_computes_each_update_with_the_threads_of_the_run(
     monkeypatch.setattr("freerun.run.learner_threads.MEASURE_SECONDS", 0.0)
     monkeypatch.setattr("freerun.run.learner_threads.BUSY_SHARE", -1.0)
     monkeypatch.setattr("freerun.run.learner_threads.STEADY", float("inf"))
-    monkeypatch.setattr("freerun.run.outputs.usable_cores", lambda: {0, 1})
+    monkeypatch.setattr("freerun.run.learner_threads.usable_cores", lambda: {0, 1})
     monkeypatch.setattr("freerun.telemetry.machine_load.MachineLoad.read", lambda self, step: {"cpu_percent": 0.0})
     run_dir = tmp_path / "run"
     freerun.train(

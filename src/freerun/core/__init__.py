@@ -109,6 +109,7 @@ from freerun.core.seeds import (
 )
 from freerun.core.traits import (
     AlgorithmTraits,
+    ComputedBy,
     FollowerStart,
     HandedOver,
     ModeTraits,
@@ -142,6 +143,7 @@ __all__ = [
     "Collector",
     "CollectorSettings",
     "Common",
+    "ComputedBy",
     "Counts",
     "Decision",
     "Demand",

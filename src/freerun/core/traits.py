@@ -10,12 +10,16 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from gymnasium import spaces
 
 from freerun.core.declared_settings import ModeOptions
 from freerun.core.errors import UserError
+
+ComputedBy = Literal["torch", "numpy", "kernel"]
+"""Who computes gradients: torch, numpy with the derivatives written out, or the same in C, where the number of threads
+changes no result."""
 
 
 @dataclass(frozen=True)
@@ -260,9 +264,9 @@ class AlgorithmTraits:
     larger_minibatch_is_faster: bool = False
     """An update passes over a fixed number of rows, so that it takes less time in larger minibatches. (Where the number
     of gradient steps is fixed, it takes more.)"""
-    computes_in_numpy: Callable[[Any, str], bool] | None = None
-    """From its settings and the device to whether numpy computes its gradients. --learner-threads are numpy's then, and
-    torch's otherwise: two groups of threads that wait for work would take each other's cores."""
+    computed_by: Callable[[Any, str], ComputedBy] | None = None
+    """From its settings and the device to who computes its gradients (if None: torch). --learner-threads are theirs
+    alone: two groups of threads that wait for work would take each other's cores."""
     learner_note: Callable[[Any, str], str] | None = None
     """From its settings and the device to a few words in the header of a run: who computes the gradients."""
     console_line: Callable[[int, Mapping[str, float]], str] | None = None

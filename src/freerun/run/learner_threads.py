@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 
 from freerun.core import Metrics
+from freerun.run.run_parts import RunParts
+from freerun.settings.factories import computed_by, has_open_threads, most_learner_threads, set_learner_threads
+from freerun.transport.processes import usable_cores
 
 METRIC = "learner_threads"
 """How many threads computed an update. A replay sets the same number: sums in floating point depend on it."""
@@ -22,6 +26,26 @@ RETRY_SECONDS = 60.0
 """Threads that did not pay are tried again after this time: another part of the training may need them."""
 
 
+MachineLoad = Callable[[int], Metrics]
+"""Returns the load by the name of its metric."""
+
+
+def make_learner_threads(parts: RunParts, machine_load: MachineLoad) -> LearnerThreads | None:
+    """Return what changes the number of threads while a run goes on; None where nothing may."""
+    config, algorithm = parts.config, parts.algorithm
+    if not has_open_threads(config, algorithm):
+        return None
+    set_threads = functools.partial(set_learner_threads, config, algorithm)
+    num_cores = len(usable_cores())
+    most = most_learner_threads(config, algorithm, num_cores)
+    threads = LearnerThreads(machine_load, set_threads, num_cores, most)
+    # The kernel's threads change no result and wait asleep, so they need not prove their worth first: they begin on the
+    # cores that are left when each worker has one, and one is for the rest of this process.
+    if computed_by(config, algorithm) == "kernel" and config.num_learners == 1:
+        threads.begin_with(min(most, num_cores - 1 - parts.collector.num_workers))
+    return threads
+
+
 class LearnerThreads:
     """A sink that sets the number of threads between two updates, and a gauge that reports it.
 
@@ -30,22 +54,29 @@ class LearnerThreads:
 
     def __init__(
         self,
-        machine_load: Callable[[int], Metrics],
+        machine_load: MachineLoad,
         set_threads: Callable[[int], None],
         num_cores: int,
+        most_threads: int,
         clocks: Callable[[], tuple[float, float]] = lambda: (time.perf_counter(), time.process_time()),
     ):
-        """`machine_load` returns the load by the name of its metric; `clocks` are wall and processor seconds."""
+        """`most_threads` can be of use; `clocks` are wall and processor seconds."""
         self._machine_load = machine_load
         self._set_threads = set_threads
-        self._num_cores = num_cores
+        self._num_cores, self._most_threads = num_cores, most_threads
         self._clocks = clocks
         self._last = clocks()
         self._last_step = 0
         self._updating_seconds = self._seconds_per_step = 0.0
         self._fewer: tuple[int, float] | None = None  # the threads before the last increase, and what a step cost then
-        self._most, self._most_until = num_cores, 0.0  # more threads have not paid, which counts until this time
+        self._most, self._most_until = most_threads, 0.0  # more threads have not paid, which counts until this time
         self.num_threads = 1
+
+    def begin_with(self, num_threads: int) -> None:
+        """Have more than one thread from the first update on."""
+        if num_threads > 1:
+            self.num_threads = num_threads
+            self._set_threads(num_threads)
 
     def read(self, step: int) -> Metrics:
         return {METRIC: float(self.num_threads)}
@@ -66,7 +97,7 @@ class LearnerThreads:
         if fewer is not None and seconds_per_step > WORTH * fewer[1]:
             self._most, self._most_until = fewer[0], now[0] + RETRY_SECONDS
         if now[0] >= self._most_until:
-            self._most = self._num_cores
+            self._most = self._most_threads
         # What this process used is its own to use again; what nobody used is free. Rounded to the nearest number: a
         # core is never idle to the last per cent.
         free = round(processor / wall + self._num_cores * (1 - load / 100))

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from freerun.adapters.tensor_envs import is_only_tensors
+from freerun.algorithms.learners.compiled_kernel import set_kernel_threads
 from freerun.collecting.rollouts.evaluation_episodes import HeldOutEpisodes, PeriodicEvaluation
 from freerun.collecting.scheduling.joint_collector import own_collector
 from freerun.core import Collector, Gauge, MetricSink, SimulatorCollector, Tunable, background_stages
@@ -24,11 +25,11 @@ from freerun.persistence.files import LineFile
 from freerun.persistence.redaction import SecretRedactor, without_secrets
 from freerun.persistence.run_folder import RunFolder, pack_policy
 from freerun.run import checkpoint_state, displays, self_tuning
-from freerun.run.learner_threads import LearnerThreads
+from freerun.run.learner_threads import make_learner_threads
 from freerun.run.run_parts import RunParts, summarize
 from freerun.run.update_hooks import AfterCheckpoint, UpdateHooks
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import computes_in_numpy, make_factory, run_seed, set_learner_threads
+from freerun.settings.factories import make_factory, run_seed
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import situation
 from freerun.telemetry.advice import RecentRecords
@@ -41,7 +42,6 @@ from freerun.telemetry.timeline import RecordedTimeline
 from freerun.telemetry.timeline_recorder import TimelineRecorder
 from freerun.telemetry.tracking import TrackedRun
 from freerun.telemetry.update_record import MetricsFile
-from freerun.transport.processes import usable_cores
 from freerun.transport.signals import GRACE_SECONDS, interrupt, interruptible
 
 logger = logging.getLogger("freerun")
@@ -134,12 +134,9 @@ class RunOutputs:
             adapter = self_tuning.make_live_tuner(parts, self._tunables, machine, folder.path)
             self.sinks.append(adapter)
             self.gauges.append(adapter)
-        has_open_threads = config.learner_threads == "auto" and config.device == "cpu" and not config.deterministic
-        # Never numpy's: where another program takes a core, its two threads wait for each other at every product, and
-        # an update lasts many times as long before anybody can react. Torch's lose less.
-        if has_open_threads and not computes_in_numpy(config, parts.algorithm):
-            set_threads = functools.partial(set_learner_threads, config, parts.algorithm)
-            threads = LearnerThreads(machine.read, set_threads, len(usable_cores()))
+        stack.callback(set_kernel_threads, 1)  # threads that only wait have no business outside of a run
+        threads = make_learner_threads(parts, machine.read)
+        if threads is not None:
             self.sinks.append(threads)
             self.gauges.append(threads)
         self.sinks.append(AfterCheckpoint(self._hooks))

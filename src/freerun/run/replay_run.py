@@ -33,7 +33,8 @@ from freerun.run.learner_threads import METRIC as LEARNER_THREADS
 from freerun.settings.config import AnyConfig
 from freerun.settings.factories import (
     acceleration,
-    computes_in_numpy,
+    computed_by,
+    has_open_threads,
     is_tensors,
     make_algorithm,
     make_envs,
@@ -131,8 +132,8 @@ def _what_the_clock_decided(
 ) -> Callable[[int], None]:
     """Return what sets the algorithm, before each update, to how it was in the run; the metrics of the run say it."""
     has_stages = find_algorithm(config.algo).traits.has_stages and config.algorithm.stages == "concurrent"
-    has_threads = config.learner_threads == "auto" and not config.deterministic
-    has_threads = has_threads and not computes_in_numpy(config, algorithm)
+    # The kernel's threads change no result.
+    has_threads = has_open_threads(config, algorithm) and computed_by(config, algorithm) != "kernel"
     if has_stages and not isinstance(algorithm, FollowingAlgorithm):
         raise UserError(
             f"--algo {config.algo} with --stages concurrent cannot be replayed: its stages meet by the clock, and it "

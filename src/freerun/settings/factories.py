@@ -9,12 +9,14 @@ from freerun.adapters.gymnasium_envs import EnvName, GymnasiumFactory
 from freerun.adapters.images import IMAGE_ADVICE, images_go_raw
 from freerun.adapters.isaac_launch import is_isaac_task
 from freerun.adapters.tensor_envs import TensorEnvs, find_builder, is_only_tensors
+from freerun.algorithms.learners.compiled_kernel import set_kernel_threads, useful_threads
 from freerun.algorithms.policies.memory_actor import MemoryActor
 from freerun.algorithms.policies.mlp_actor import MLPActor
 from freerun.collecting.rollouts.episode_numbers import RESETS_ITSELF
 from freerun.core import (
     Acceleration,
     Algorithm,
+    ComputedBy,
     Demand,
     EnvSpec,
     HandedOver,
@@ -158,24 +160,42 @@ def settings_in_use(config: AnyConfig, algorithm: Algorithm) -> Any:
     return getattr(algorithm, "config", config.algorithm)  # not all algorithms of users keep their settings
 
 
-def computes_in_numpy(config: AnyConfig, algorithm: Algorithm) -> bool:
-    """True if numpy computes the gradients, and torch otherwise."""
-    declared = find_algorithm(config.algo).traits.computes_in_numpy
-    return declared is not None and declared(settings_in_use(config, algorithm), config.device)
+def computed_by(config: AnyConfig, algorithm: Algorithm) -> ComputedBy:
+    """Return who computes the gradients."""
+    declared = find_algorithm(config.algo).traits.computed_by
+    return "torch" if declared is None else declared(settings_in_use(config, algorithm), config.device)
+
+
+def has_open_threads(config: AnyConfig, algorithm: Algorithm) -> bool:
+    """True if --learner-threads auto may change the number of threads while a run goes on."""
+    made_by = computed_by(config, algorithm)
+    if config.learner_threads != "auto" or config.device != "cpu":
+        return False
+    # Never numpy's: where another program takes a core, its two threads wait for each other at every product, and an
+    # update lasts many times as long before anybody can react. Torch's lose less, but their number changes its sums.
+    return made_by == "kernel" or (made_by == "torch" and not config.deterministic)
+
+
+def most_learner_threads(config: AnyConfig, algorithm: Algorithm, num_cores: int) -> int:
+    """Return how many threads can be of use to the learner on this number of cores."""
+    minibatch_setting = find_algorithm(config.algo).traits.minibatch_setting
+    if computed_by(config, algorithm) != "kernel" or minibatch_setting is None:
+        return num_cores
+    return min(num_cores, useful_threads(getattr(settings_in_use(config, algorithm), minibatch_setting)))
 
 
 def set_learner_threads(config: AnyConfig, algorithm: Algorithm, num_threads: int) -> None:
-    """Let whoever computes the gradients, numpy or torch, do so on this many threads from now on."""
-    if computes_in_numpy(config, algorithm):
-        limit_threads(of_torch=1, of_numpy=num_threads)
-    else:
-        limit_threads(of_torch=num_threads, of_numpy=1)
+    """Let whoever computes the gradients do so on this many threads from now on."""
+    made_by = computed_by(config, algorithm)
+    of_torch, of_numpy, of_kernel = (num_threads if who == made_by else 1 for who in ("torch", "numpy", "kernel"))
+    limit_threads(of_torch, of_numpy, of_kernel)
 
 
-def limit_threads(of_torch: int, of_numpy: int) -> None:
-    """Limit the threads of torch and of numpy's linear algebra, which would otherwise take the workers' cores.
+def limit_threads(of_torch: int, of_numpy: int, of_kernel: int = 1) -> None:
+    """Limit the threads of torch, of numpy's linear algebra and of the fast learner's kernel, which would otherwise
+    take the workers' cores.
 
-    Only one of the two may have several. Each group waits for its next piece of work without going to sleep, so
+    Only one of them may have several. Each group waits for its next piece of work without going to sleep, so
     that a product in numpy after one in torch would find its cores taken, and last many times as long.
     """
     import torch
@@ -183,6 +203,7 @@ def limit_threads(of_torch: int, of_numpy: int) -> None:
 
     torch.set_num_threads(of_torch)
     threadpool_limits(of_numpy, "blas")
+    set_kernel_threads(of_kernel)
 
 
 def _check_actions(config: AnyConfig, spec: EnvSpec) -> None:

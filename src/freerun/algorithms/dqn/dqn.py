@@ -11,7 +11,7 @@ from gymnasium import spaces
 from freerun.algorithms.dqn.dqn_config import DQNConfig, scaled_defaults
 from freerun.algorithms.dqn.q_agent import QAgent
 from freerun.algorithms.policies.mlp_actor import ActorSpec
-from freerun.algorithms.sac.off_policy import ReplayLearner, computes_in_numpy, learner_note
+from freerun.algorithms.sac.off_policy import ReplayLearner, computed_by, learner_note
 from freerun.algorithms.sac.replay_buffer import StepBatch
 from freerun.core import AlgorithmTraits, AnySegment, EnvSpec, Metrics, UserError
 
@@ -29,7 +29,7 @@ class DQN(ReplayLearner):
         has_acceleration=True,
         minibatch_setting="batch_size",
         update_ratio_setting="updates_per_step",
-        computes_in_numpy=computes_in_numpy,
+        computed_by=computed_by,
         learner_note=learner_note,
     )
     learned: ClassVar[tuple[str, ...]] = ("agent/online", "agent/target")

@@ -24,8 +24,8 @@ from typing import ClassVar
 
 logger = logging.getLogger("freerun")
 
-SOURCE, HEADER = (Path(__file__).with_name(name) for name in ("kernel.c", "mlp.h"))
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
+SOURCE, *HEADERS = (Path(__file__).with_name(name) for name in ("kernel.c", "ppo.h", "mlp.h", "threads.h"))
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-pthread")
 """No -ffast-math: the kernel must not assume that numbers are finite."""
 COMPILER_SECONDS = 60.0
 """A compiler that takes longer is given up. It needs a second."""
@@ -46,22 +46,44 @@ class LayerStruct(ctypes.Structure):
 class NetworkStruct(ctypes.Structure):
     """`struct network` of mlp.h."""
 
-    _fields_: ClassVar = [("num_layers", CTYPES_INT), ("activation", CTYPES_INT), ("layers", CTYPES_POINTER)]
+    _fields_: ClassVar = [
+        *((name, CTYPES_INT) for name in ("num_layers", "activation")),
+        *((name, CTYPES_POINTER) for name in ("layers", "scratch")),
+        *((name, CTYPES_INT) for name in ("widest", "version")),
+        *((name, CTYPES_POINTER) for name in ("by_input_version", "by_output_version")),
+    ]
 
 
 class PPOStruct(ctypes.Structure):
-    """`struct ppo` of kernel.c."""
+    """`struct ppo` of ppo.h."""
 
     _fields_: ClassVar = [
-        *((name, NetworkStruct) for name in ("actor", "critic")),
-        *((name, CTYPES_INT) for name in ("obs_size", "critic_first", "num_categories", "has_mask")),
-        *((name, CTYPES_POINTER) for name in ("categories", "log_std", "log_std_gradient")),
-        *((name, CTYPES_POINTER) for name in ("obs_rows", "d_log_prob", "advantage_rows")),
+        *((name, CTYPES_POINTER) for name in ("actor", "critic")),
+        *((name, CTYPES_INT) for name in ("num_threads", "obs_size", "critic_first", "num_categories", "has_mask")),
+        *((name, CTYPES_POINTER) for name in ("categories", "log_std", "log_std_gradient", "log_std_sums")),
+        *((name, CTYPES_POINTER) for name in ("actor_rows", "critic_rows", "d_log_prob", "advantage_rows")),
         *((name, CTYPES_POINTER) for name in ("obs", "action", "proximal", "weight", "advantage", "target", "value")),
         *((name, CTYPES_FLOAT) for name in ("clip_range", "value_coef", "value_clip", "masked_logit")),
         ("normalizes", CTYPES_INT),
         *((name, CTYPES_FLOAT) for name in ("policy_loss", "value_loss")),
+        ("parts", CTYPES_POINTER),
     ]
+
+
+class AdamStruct(ctypes.Structure):
+    """`struct adam` of kernel.c."""
+
+    _fields_: ClassVar = [
+        ("size", CTYPES_INT),
+        *((name, CTYPES_POINTER) for name in ("weights", "gradient", "mean", "square", "num_steps")),
+        *((name, CTYPES_FLOAT) for name in ("max_norm", "learning_rate", "beta1", "beta2", "epsilon")),
+    ]
+
+
+class DescentStruct(ctypes.Structure):
+    """`struct descent` of kernel.c."""
+
+    _fields_: ClassVar = [("policy_loss", CTYPES_FLOAT), ("value_loss", CTYPES_FLOAT), ("num_bad", CTYPES_INT)]
 
 
 class Kernel:
@@ -75,14 +97,30 @@ class Kernel:
         self.ppo_backward = library.ppo_backward
         self.ppo_backward.argtypes = (pointer, pointer, integer, number)
         self.ppo_backward.restype = None
+        self.ppo_descend = library.ppo_descend
+        self.ppo_descend.argtypes = (pointer, integer, pointer, pointer, number, pointer, pointer, pointer)
+        self.ppo_descend.restype = integer
         self.network_forward = library.network_forward
-        self.network_forward.argtypes = (pointer, pointer, integer, integer)
+        self.network_forward.argtypes = (pointer, integer, pointer, integer, integer, pointer)
         self.network_forward.restype = None
         self.adam_step = library.adam_step
-        self.adam_step.argtypes = (integer, *(pointer,) * 5, *(number,) * 5)
+        self.adam_step.argtypes = (pointer,)
         self.adam_step.restype = integer
-        library.floats_in_a_vector.restype = integer
-        self._lanes = int(library.floats_in_a_vector())
+        self.num_tasks = library.num_tasks
+        self.num_tasks.argtypes, self.num_tasks.restype = (integer,), integer
+        self.set_threads = library.set_threads
+        self.set_threads.argtypes, self.set_threads.restype = (integer,), None
+        sizes = ("floats_in_a_vector", "rows_in_a_block", "most_parts", "most_threads", "get_threads")
+        for name in sizes:
+            getattr(library, name).restype = integer
+        self._lanes, self.block_rows, self.most_parts, self.most_threads = (
+            int(getattr(library, name)()) for name in sizes[:-1]
+        )
+        self._get_threads = library.get_threads
+
+    def num_threads(self) -> int:
+        """How many threads compute, in this process."""
+        return int(self._get_threads())
 
     def padded(self, size: int) -> int:
         """How many numbers a row takes in the kernel's own arrays: whole vectors."""
@@ -100,9 +138,22 @@ def compiled_kernel() -> Kernel | None:
         return None
 
 
+def set_kernel_threads(num_threads: int) -> None:
+    """Let the kernel compute with so many threads from now on, in this process, if it is in use."""
+    is_in_use = compiled_kernel.cache_info().currsize > 0
+    if is_in_use and (kernel := compiled_kernel()) is not None:
+        kernel.set_threads(num_threads)
+
+
+def useful_threads(minibatch_size: int) -> int:
+    """How many threads the kernel has work for in a gradient step."""
+    kernel = compiled_kernel()
+    return 1 if kernel is None else min(kernel.most_threads, int(kernel.num_tasks(minibatch_size)))
+
+
 def _load() -> ctypes.CDLL:
     """Load the library from the cache, and compile it first if it is not there."""
-    texts = [*(path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)), *FLAGS, _machine()]
+    texts = [*(path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS)), *FLAGS, _machine()]
     name = f"kernel-{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:16]}.so"
     folder = _cache_folder()
     if folder is not None and _is_ours(folder / name):

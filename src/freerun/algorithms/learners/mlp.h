@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "threads.h"
+
 #if defined(__AVX512F__)
 #define LANES 16 /* floats in a vector register */
 #define WIDTH 4  /* vectors side by side in a tile: 6 x 4 sums and their operands fill 32 registers */
@@ -24,7 +26,6 @@
 #define BLOCK_ROWS 96 /* rows that go through all layers together: 64 numbers each take 24 KiB */
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-#define INLINE static inline __attribute__((always_inline))
 
 enum activation { TANH, RELU, ELU };
 
@@ -33,15 +34,20 @@ struct layer {
     const float *weight, *bias;
     float *weight_gradient, *bias_gradient;
     int64_t input_stride, output_stride; /* of the weights, and of their gradients */
-    float *by_input;                     /* memory for the weights as [inputs, padded outputs] */
-    float *by_output;                    /* memory for the weights as [outputs, padded inputs] */
-    float *sums;                         /* memory for a gradient, in either layout */
-    float *activated, *gradient;         /* [rows, padded outputs] */
+    /* memory of each thread: the weights as [inputs, padded outputs] with the biases behind them, and the weights as
+       [outputs, padded inputs] */
+    float *by_input, *by_output;
+    float *sums;                 /* memory of each part: its gradient, in either layout, with that of the biases behind */
+    float *activated, *gradient; /* [rows, padded outputs] */
 };
 
 struct network {
     int64_t num_layers, activation;
     struct layer *layers;
+    float *scratch;  /* memory of each thread: what two layers compute for BLOCK_ROWS rows */
+    int64_t widest;  /* numbers in a padded row of the widest layer */
+    int64_t version; /* of the weights: whoever begins to compute counts it up, because they may have changed */
+    int64_t *by_input_version, *by_output_version; /* of what each thread has copied */
 };
 
 INLINE int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
@@ -164,29 +170,56 @@ static void pass_activation(int64_t activation, float *gradient, const float *y,
 
 /* ------------------------------------------------------------------------------------------------ networks */
 
-static void forward(const struct network *net, const float *x, int64_t x_row, int64_t rows) {
+INLINE int64_t by_input_size(const struct layer *one) { return (one->inputs + 1) * padded(one->outputs); }
+INLINE int64_t by_output_size(const struct layer *one) { return one->outputs * padded(one->inputs); }
+INLINE int64_t sums_size(const struct layer *one) { return (padded(one->inputs) + 1) * padded(one->outputs); }
+
+/* Copy the weights as a thread multiplies by them, unless it has done so already. */
+static void copy_by_input(struct network *net, int64_t thread) {
+    if (net->by_input_version[thread] == net->version) return;
+    net->by_input_version[thread] = net->version;
     for (int64_t l = 0; l < net->num_layers; l++) {
         const struct layer *one = net->layers + l;
         const int64_t columns = padded(one->outputs);
-        float *bias = one->by_input + one->inputs * columns; /* after the weights, and padded too */
-        copy(one->inputs, one->outputs, one->by_input, columns, 1, one->weight, one->input_stride, one->output_stride);
-        memcpy(bias, one->bias, 4 * one->outputs);
+        float *weight = one->by_input + thread * by_input_size(one);
+        copy(one->inputs, one->outputs, weight, columns, 1, one->weight, one->input_stride, one->output_stride);
+        memcpy(weight + one->inputs * columns, one->bias, 4 * one->outputs);
     }
-    for (int64_t begin = 0; begin < rows; begin += BLOCK_ROWS) {
-        const int64_t count = rows - begin < BLOCK_ROWS ? rows - begin : BLOCK_ROWS;
-        const float *input = x + begin * x_row;
-        int64_t input_row = x_row;
-        for (int64_t l = 0; l < net->num_layers; l++) {
-            const struct layer *one = net->layers + l;
-            const int64_t columns = padded(one->outputs);
-            float *output = one->activated + begin * columns;
-            multiply(count, columns, one->inputs, input, input_row, 1, one->by_input, columns, output, columns,
-                     one->by_input + one->inputs * columns, 0);
-            if (l < net->num_layers - 1) activate(net->activation, output, count * columns);
-            input = output;
-            input_row = columns;
-        }
+}
+
+static void copy_by_output(struct network *net, int64_t thread) {
+    if (net->by_output_version[thread] == net->version) return;
+    net->by_output_version[thread] = net->version;
+    for (int64_t l = 1; l < net->num_layers; l++) { /* no gradient goes back through the first one */
+        const struct layer *one = net->layers + l;
+        copy(one->outputs, one->inputs, one->by_output + thread * by_output_size(one), padded(one->inputs), 1,
+             one->weight, one->output_stride, one->input_stride);
     }
+}
+
+/* Compute rows `begin` to `end`, given `begin`'s. With `scratch` only the outputs are kept, in the returned memory; else
+   each layer keeps its own. There are BLOCK_ROWS rows at most then. */
+static const float *forward_block(struct network *net, int64_t thread, const float *input, int64_t input_row,
+                                  int64_t begin, int64_t end, float *scratch) {
+    for (int64_t l = 0; l < net->num_layers; l++) {
+        const struct layer *one = net->layers + l;
+        const int64_t columns = padded(one->outputs);
+        const float *weight = one->by_input + thread * by_input_size(one);
+        float *output = scratch ? scratch + l % 2 * BLOCK_ROWS * net->widest : one->activated + begin * columns;
+        multiply(end - begin, columns, one->inputs, input, input_row, 1, weight, columns, output, columns,
+                 weight + one->inputs * columns, 0);
+        if (l < net->num_layers - 1) activate(net->activation, output, (end - begin) * columns);
+        input = output;
+        input_row = columns;
+    }
+    return input;
+}
+
+/* Compute rows `begin` to `end` of x, and keep what `backward` needs. */
+static void forward(struct network *net, int64_t thread, const float *x, int64_t x_row, int64_t begin, int64_t end) {
+    copy_by_input(net, thread);
+    for (int64_t next = begin + BLOCK_ROWS; begin < end; begin = next, next += BLOCK_ROWS)
+        forward_block(net, thread, x + begin * x_row, x_row, begin, next < end ? next : end, 0);
 }
 
 /* True if the sums of a weight's gradient are kept as [inputs, outputs]; [outputs, inputs] may have less padding. */
@@ -194,42 +227,58 @@ INLINE int is_by_input(const struct layer *one) {
     return one->inputs * padded(one->outputs) < one->outputs * padded(one->inputs);
 }
 
-/* The last layer's `gradient` is given; x is what `forward` was given, with rows padded to whole vectors. */
-static void backward(const struct network *net, const float *x, int64_t x_row, int64_t rows) {
+/* Sum up the gradients of rows `begin` to `end`, which are a part of all. The last layer's `gradient` is given; x is what
+   `forward` was given, with rows padded to whole vectors. */
+static void backward(struct network *net, int64_t thread, int64_t part, const float *x, int64_t x_row, int64_t begin,
+                     int64_t end) {
+    copy_by_output(net, thread);
     for (int64_t l = 0; l < net->num_layers; l++) {
         const struct layer *one = net->layers + l;
-        const int64_t columns = padded(one->inputs);
-        memset(one->bias_gradient, 0, 4 * one->outputs);
-        memset(one->sums, 0, 4 * columns * padded(one->outputs));
-        copy(one->outputs, one->inputs, one->by_output, columns, 1, one->weight, one->output_stride, one->input_stride);
+        const int64_t size = sums_size(one), biases = padded(one->outputs);
+        float *sums = one->sums + part * size;
+        /* The first block of rows overwrites those of the weights. */
+        if (begin == end) memset(sums, 0, 4 * size);
+        else memset(sums + size - biases, 0, 4 * biases);
     }
-    for (int64_t begin = 0; begin < rows; begin += BLOCK_ROWS) {
-        const int64_t count = rows - begin < BLOCK_ROWS ? rows - begin : BLOCK_ROWS;
+    for (int64_t next = begin + BLOCK_ROWS, adds = 0; begin < end; begin = next, next += BLOCK_ROWS, adds = 1) {
+        const int64_t count = (next < end ? next : end) - begin;
         for (int64_t l = net->num_layers - 1; l >= 0; l--) {
             const struct layer *one = net->layers + l, *before = one - 1;
             const int64_t outputs = padded(one->outputs), inputs = padded(one->inputs);
             const float *gradient = one->gradient + begin * outputs;
             const int64_t input_row = l ? inputs : x_row;
             const float *input = l ? before->activated + begin * inputs : x + begin * x_row;
+            float *sums = one->sums + part * sums_size(one), *bias_sums = sums + inputs * outputs;
             /* dL/dW = x^T (dL/dy) */
             if (is_by_input(one))
-                multiply(one->inputs, outputs, count, input, 1, input_row, gradient, outputs, one->sums, outputs, 0, 1);
+                multiply(one->inputs, outputs, count, input, 1, input_row, gradient, outputs, sums, outputs, 0, adds);
             else
-                multiply(one->outputs, inputs, count, gradient, 1, outputs, input, input_row, one->sums, inputs, 0, 1);
+                multiply(one->outputs, inputs, count, gradient, 1, outputs, input, input_row, sums, inputs, 0, adds);
             for (int64_t i = 0; i < count; i++)
-                for (int64_t j = 0; j < one->outputs; j++) one->bias_gradient[j] += gradient[i * outputs + j];
+                for (int64_t j = 0; j < one->outputs; j++) bias_sums[j] += gradient[i * outputs + j];
             if (!l) break;
             /* dL/dx = (dL/dy) W^T */
             float *passed = before->gradient + begin * inputs;
-            multiply(count, inputs, one->outputs, gradient, outputs, 1, one->by_output, inputs, passed, inputs, 0, 0);
+            multiply(count, inputs, one->outputs, gradient, outputs, 1, one->by_output + thread * by_output_size(one),
+                     inputs, passed, inputs, 0, 0);
             pass_activation(net->activation, passed, input, count * inputs);
         }
     }
+}
+
+/* Add up the gradients of all parts, in their order, and write them where they belong. */
+static void add_parts(const struct network *net, int64_t num_parts) {
     for (int64_t l = 0; l < net->num_layers; l++) {
         const struct layer *one = net->layers + l;
-        const int64_t outputs = padded(one->outputs), inputs = padded(one->inputs);
+        const int64_t outputs = padded(one->outputs), inputs = padded(one->inputs), size = sums_size(one);
         const int64_t row = is_by_input(one) ? 1 : inputs, column = is_by_input(one) ? outputs : 1;
+        for (int64_t part = 1; part < num_parts; part++) {
+            float *all = one->sums;
+            const float *added = all + part * size;
+            for (int64_t i = 0; i < size; i++) all[i] += added[i];
+        }
         copy(one->outputs, one->inputs, one->weight_gradient, one->output_stride, one->input_stride, one->sums, row,
              column);
+        memcpy(one->bias_gradient, one->sums + inputs * outputs, 4 * one->outputs);
     }
 }

@@ -20,7 +20,7 @@ from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
-from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy, UpdateBudget, computes_in_numpy
+from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy, UpdateBudget, computed_by
 from freerun.algorithms.sac.off_policy_config import scaled_defaults
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
 from freerun.algorithms.sac.soft_agent import SoftAgent, learner_note
@@ -54,7 +54,7 @@ class MBPO(OffPolicy):
         code_settings=("termination",),
         # No minibatch_setting: another thread may be training with the minibatch size when it would change.
         update_ratio_setting="updates_per_step",
-        computes_in_numpy=computes_in_numpy,
+        computed_by=computed_by,
         learner_note=learner_note,
         console_line=_console_line,
     )

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from freerun.algorithms.learners.compiled_kernel import Kernel
 from freerun.algorithms.policies.mlp_actor import HiddenActivation
 from freerun.algorithms.policies.networks import StackedMLP
 from freerun.core import Array, FloatArray
@@ -161,31 +160,31 @@ class NumpyMLP:
         return self._workspaces[num_rows]
 
 
+def adam_state(optimizer: torch.optim.Adam, weights: nn.Parameter) -> dict[str, Tensor]:
+    """The state of a torch Adam, which is made with its first step."""
+    state: dict[str, Tensor] = optimizer.state[weights]
+    if not state:
+        state |= {"step": torch.tensor(0.0)}
+        state |= {name: torch.zeros_like(weights.detach()) for name in ("exp_avg", "exp_avg_sq")}
+    return state
+
+
 class FlatAdam:
     """The step of a torch Adam over one flat buffer of weights, without what `Optimizer.step` does around it.
 
     The state is the optimiser's own, so a run may go on with the optimiser itself.
     """
 
-    def __init__(self, weights: nn.Parameter, optimizer: torch.optim.Adam, kernel: Kernel | None = None):
-        """With a `kernel`, the compiled one takes the steps; without it, numpy and torch do."""
+    def __init__(self, weights: nn.Parameter, optimizer: torch.optim.Adam):
         assert weights.grad is not None
-        self._parameter, self._optimizer, self._kernel = weights, optimizer, kernel
+        self._parameter, self._optimizer = weights, optimizer
         self._weights, self._gradient = weights.detach(), weights.grad
 
     def step(self, max_norm: float = math.inf) -> bool:
         """Clip the gradient by its norm and take a step. Return False, and change nothing, if it is not finite."""
         # Looked up at every step: a checkpoint that is loaded replaces the state.
-        state = self._optimizer.state[self._parameter]
-        if not state:
-            state |= {"step": torch.tensor(0.0)}
-            state |= {name: torch.zeros_like(self._weights) for name in ("exp_avg", "exp_avg_sq")}
+        state = adam_state(self._optimizer, self._parameter)
         (group,) = self._optimizer.param_groups
-        if self._kernel is not None:
-            tensors = (self._weights, self._gradient, state["exp_avg"], state["exp_avg_sq"], state["step"])
-            addresses = (tensor.data_ptr() for tensor in tensors)
-            settings = (max_norm, group["lr"], *group["betas"], group["eps"])
-            return bool(self._kernel.adam_step(self._weights.numel(), *addresses, *settings))
         gradient = _array(self._gradient)
         norm = math.sqrt(np.dot(gradient, gradient))
         if not math.isfinite(norm):

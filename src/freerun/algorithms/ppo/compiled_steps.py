@@ -1,4 +1,7 @@
-"""PPO's gradient steps by the compiled kernel: what `FastSteps` computes in numpy, in two calls of C."""
+"""PPO's gradient steps by the compiled kernel: what `FastSteps` computes in numpy, in a single call of C.
+
+The kernel's threads change no result. `Kernel.set_threads` sets their number, which is looked up at every update.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from freerun.algorithms.learners.compiled_kernel import Kernel, LayerStruct, NetworkStruct, PPOStruct
+from freerun.algorithms.learners.compiled_kernel import (
+    CTYPES_INT,
+    CTYPES_POINTER,
+    AdamStruct,
+    DescentStruct,
+    Kernel,
+    LayerStruct,
+    NetworkStruct,
+    PPOStruct,
+)
 from freerun.algorithms.policies.action_heads import MASKED_LOGIT
 from freerun.algorithms.policies.mlp_actor import HiddenActivation
 from freerun.algorithms.policies.networks import ActorCritic, masked_logits
-from freerun.algorithms.policies.numpy_mlp import LinearLayer, layers_of
+from freerun.algorithms.policies.numpy_mlp import LinearLayer, adam_state, layers_of
 from freerun.algorithms.ppo.gradient_steps import FlatDescent, ProximalTerm
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.algorithms.ppo.training_batch import TrainingBatch
@@ -23,8 +35,12 @@ ACTIVATIONS: tuple[HiddenActivation, ...] = ("tanh", "relu", "elu")
 """In the order of kernel.c."""
 
 
-FORWARD_ROWS = 960
-"""Rows of a call that computes outputs alone: ten of the kernel's blocks, whose numbers stay in a cache of 1 MiB."""
+NO_CHOICE = "an action is none of the choices of its space"
+PART_NUMBERS = 3
+"""Numbers in a `struct part` of ppo.h."""
+ROWS_PER_CALL = 100_000
+"""A call of C with this many rows takes less than a tenth of a second with small networks. In between, Python looks
+after signals such as Ctrl-C."""
 
 
 class CompiledMLP:
@@ -33,8 +49,11 @@ class CompiledMLP:
     def __init__(self, kernel: Kernel, layers: Sequence[LinearLayer], activation: HiddenActivation):
         self._kernel, self._layers = kernel, layers
         self._structs = (LayerStruct * len(layers))()
-        self._memory: list[Tensor] = []  # the structs hold its addresses alone
-        self.struct = NetworkStruct(len(layers), ACTIVATIONS.index(activation), ctypes.addressof(self._structs))
+        # The structs hold addresses alone, so the memory is kept here.
+        self._of_parts, self._of_threads, self._of_rows = Memory(), Memory(), Memory()
+        self._struct = NetworkStruct(len(layers), ACTIVATIONS.index(activation), ctypes.addressof(self._structs))
+        self._struct.widest = max(kernel.padded(layer.weight.shape[1]) for layer in layers)
+        self.address = ctypes.addressof(self._struct)
         for layer, struct in zip(layers, self._structs, strict=True):
             inputs, outputs = layer.weight.shape
             struct.inputs, struct.outputs = inputs, outputs
@@ -45,35 +64,53 @@ class CompiledMLP:
             assert layer.weight.strides == layer.weight_gradient.strides
             struct.input_stride, struct.output_stride = (stride // 4 for stride in layer.weight.strides)
             # The biases stand behind the weights.
-            struct.by_input = self._reserve((inputs + 1) * kernel.padded(outputs))
-            struct.by_output = self._reserve(outputs * kernel.padded(inputs))
-            struct.sums = self._reserve(kernel.padded(inputs) * kernel.padded(outputs))
-        self._num_own = len(self._memory)
-        self._num_outputs = layers[-1].weight.shape[1]
-        self.make_room(FORWARD_ROWS)
+            sums_size = (kernel.padded(inputs) + 1) * kernel.padded(outputs)
+            struct.sums = self._of_parts.reserve(kernel.most_parts * sums_size)
+        self._num_threads = self._num_rows = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """The outputs for any number of rows, where no gradient is wanted."""
+        num_threads = self.make_room_for_threads()
         x = x if x.stride(-1) == 1 else x.contiguous()
-        output = torch.empty(len(x), self._num_outputs)
-        for part, target in zip(torch.split(x, FORWARD_ROWS), torch.split(output, FORWARD_ROWS), strict=True):
-            self._kernel.network_forward(ctypes.addressof(self.struct), part.data_ptr(), x.stride(0), len(part))
-            target.copy_(self._last_activated[: len(part), : self._num_outputs])
+        output = torch.empty(len(x), self._structs[-1].outputs)
+        self._kernel.network_forward(self.address, num_threads, x.data_ptr(), x.stride(0), len(x), output.data_ptr())
         return output
 
-    def _reserve(self, size: int) -> int:
+    def make_room_for_threads(self) -> int:
+        """Reserve memory for the kernel's threads of now; return for how many there is."""
+        num_threads = self._kernel.num_threads()
+        if num_threads > self._num_threads:
+            self._num_threads = num_threads
+            memory = self._of_threads = Memory()
+            for struct in self._structs:
+                inputs, outputs = struct.inputs, struct.outputs
+                struct.by_input = memory.reserve(num_threads * (inputs + 1) * self._kernel.padded(outputs))
+                struct.by_output = memory.reserve(num_threads * outputs * self._kernel.padded(inputs))
+            self._struct.scratch = memory.reserve(num_threads * 2 * self._kernel.block_rows * self._struct.widest)
+            self._struct.by_input_version, self._struct.by_output_version = (
+                memory.reserve(num_threads, torch.int64) for _ in range(2)
+            )
+        return self._num_threads
+
+    def make_room_for_rows(self, num_rows: int) -> None:
+        """Reserve memory for minibatches of up to this many rows."""
+        self._of_rows = Memory()
+        for struct in self._structs:
+            size = num_rows * self._kernel.padded(struct.outputs)
+            struct.gradient, struct.activated = self._of_rows.reserve(size), self._of_rows.reserve(size)
+
+
+class Memory:
+    """Arrays of which the kernel's structs hold the addresses."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Tensor] = []
+
+    def reserve(self, size: int, kind: torch.dtype = torch.float32) -> int:
         # Torch's memory begins at a multiple of 64 bytes, numpy's anywhere. So vectors lie in one line of the cache,
         # and the compiler's loops, which may begin with single numbers up to such a place, add in the same order.
-        self._memory.append(torch.zeros(size))
-        return self._memory[-1].data_ptr()
-
-    def make_room(self, num_rows: int) -> None:
-        """Reserve memory for minibatches of up to this many rows."""
-        del self._memory[self._num_own :]
-        for struct in self._structs:
-            size = max(num_rows, FORWARD_ROWS) * self._kernel.padded(struct.outputs)
-            struct.gradient, struct.activated = self._reserve(size), self._reserve(size)
-        self._last_activated = self._memory[-1].view(-1, self._kernel.padded(self._num_outputs))
+        self._arrays.append(torch.zeros(size, dtype=kind))
+        return self._arrays[-1].data_ptr()
 
 
 class CompiledForward:
@@ -94,6 +131,28 @@ class CompiledForward:
         return self.head(normalized_obs), self.value(normalized_obs)
 
 
+class CompiledAdam:
+    """The step of a torch Adam over one flat buffer of weights, by the kernel. The state is the optimiser's own."""
+
+    def __init__(self, weights: nn.Parameter, optimizer: torch.optim.Adam, kernel: Kernel):
+        assert weights.grad is not None
+        self._parameter, self._optimizer, self._kernel = weights, optimizer, kernel
+        self._buffers = weights.detach(), weights.grad
+
+    def struct(self, max_norm: float) -> AdamStruct:
+        """The optimiser's state and settings of now."""
+        # Looked up again and again: a checkpoint that is loaded replaces the state.
+        state = adam_state(self._optimizer, self._parameter)
+        tensors = (*self._buffers, state["exp_avg"], state["exp_avg_sq"], state["step"])
+        (group,) = self._optimizer.param_groups
+        settings = (max_norm, group["lr"], *group["betas"], group["eps"])
+        return AdamStruct(self._parameter.numel(), *(tensor.data_ptr() for tensor in tensors), *settings)
+
+    def step(self, max_norm: float) -> bool:
+        struct = self.struct(max_norm)  # an address alone would not keep it
+        return bool(self._kernel.adam_step(ctypes.addressof(struct)))
+
+
 class CompiledSteps:
     """The kernel computes losses and gradients. A test compares it with autograd, setting by setting."""
 
@@ -107,12 +166,16 @@ class CompiledSteps:
         proximal: ProximalTerm,
         kernel: Kernel,
     ):
-        self._descent = FlatDescent(weights, optimizer, group, num_bad, proximal, kernel)
-        self._kernel, spec = kernel, net.spec
+        self._adam = CompiledAdam(weights, optimizer, kernel)
+        self._descent = FlatDescent(weights, self._adam, group, num_bad, proximal)
+        self._kernel, self._num_bad_gradients, spec = kernel, num_bad, net.spec
         self._networks = [CompiledMLP(kernel, layers_of(part), spec.activation) for part in (net.actor, net.critic)]
         self.forward = CompiledForward(net, *self._networks)
-        self._ppo = PPOStruct(*(network.struct for network in self._networks), net.row_size, net.seen_by_critic.start)
+        self._ppo = PPOStruct(*(network.address for network in self._networks))
+        self._ppo.obs_size, self._ppo.critic_first = net.row_size, net.seen_by_critic.start
         self._address = ctypes.addressof(self._ppo)
+        self._of_parts, self._of_rows = Memory(), Memory()
+        self._ppo.parts = self._of_parts.reserve(kernel.most_parts * PART_NUMBERS, torch.float64)
         self._ppo.has_mask, self._ppo.masked_logit = spec.has_mask, MASKED_LOGIT
         self._ppo.num_categories = len(spec.categories)
         self._is_discrete = not spec.gaussian_size
@@ -122,12 +185,14 @@ class CompiledSteps:
         else:
             assert net.log_std.grad is not None
             self._ppo.log_std, self._ppo.log_std_gradient = net.log_std.data_ptr(), net.log_std.grad.data_ptr()
+            self._ppo.log_std_sums = self._of_parts.reserve(kernel.most_parts * kernel.padded(spec.gaussian_size))
         self._max_rows = 0
 
     def begin(self, config: PPOConfig, batch: TrainingBatch) -> None:
         ppo, self._config = self._ppo, config
         ppo.clip_range, ppo.value_coef, ppo.value_clip = config.clip_range, config.value_coef, config.value_clip or 0.0
         ppo.normalizes = config.normalizes_minibatches
+        ppo.num_threads = min(network.make_room_for_threads() for network in self._networks)
         # The struct holds addresses alone, so the columns are kept here while the update lasts.
         kinds = [torch.float32] * len(batch)
         if self._is_discrete:
@@ -149,18 +214,50 @@ class CompiledSteps:
         if not self._kernel.ppo_forward(
             self._address, self._rows.data_ptr(), num_rows, log_ratio.data_ptr(), of_all, num_all
         ):
-            raise IndexError("an action is none of the choices of its space")
+            raise IndexError(NO_CHOICE)
+        return log_ratio
+
+    def descend_all(self, minibatches: Sequence[Tensor]) -> Tensor:
+        """Take a step down the losses of each minibatch, where nobody has to look at anything in between.
+
+        Return log(pi / pi_proximal) of the rows of all, one minibatch after the other. All rows are this learner's.
+        """
+        sizes = [rows.numel() for rows in minibatches]
+        if max(sizes, default=0) > self._max_rows:
+            self._make_room(max(sizes))
+        log_ratio = torch.empty(sum(sizes))
+        adam, result = self._adam.struct(self._config.max_grad_norm), DescentStruct()
+        first = first_row = 0
+        while first < len(sizes):
+            end, end_row = first + 1, first_row + sizes[first]
+            while end < len(sizes) and end_row + sizes[end] - first_row <= ROWS_PER_CALL:
+                end, end_row = end + 1, end_row + sizes[end]
+            count, picked = end - first, [rows.contiguous() for rows in minibatches[first:end]]
+            if not self._kernel.ppo_descend(
+                self._address,
+                count,
+                (CTYPES_POINTER * count)(*(rows.data_ptr() for rows in picked)),
+                (CTYPES_INT * count)(*sizes[first:end]),
+                self._config.entropy_coef,
+                ctypes.addressof(adam),
+                log_ratio.data_ptr() + 4 * first_row,
+                ctypes.addressof(result),
+            ):
+                raise IndexError(NO_CHOICE)
+            first, first_row = end, end_row
+        self._num_bad_gradients += result.num_bad
+        self._descent.count(len(sizes), result.policy_loss, result.value_loss)
         return log_ratio
 
     def _make_room(self, num_rows: int) -> None:
         """Reserve memory for minibatches of up to this many rows."""
         self._max_rows = num_rows
         for network in self._networks:
-            network.make_room(num_rows)
-        # A whole row more: the kernel reads whole vectors, also from where the critic's numbers begin.
-        row_size = self._kernel.padded(self._ppo.obs_size)
-        self._memory = [torch.zeros(size) for size in ((num_rows + 1) * row_size, num_rows, num_rows)]
-        self._ppo.obs_rows, self._ppo.d_log_prob, self._ppo.advantage_rows = (one.data_ptr() for one in self._memory)
+            network.make_room_for_rows(num_rows)
+        memory = self._of_rows = Memory()
+        size = num_rows * self._kernel.padded(self._ppo.obs_size)
+        self._ppo.actor_rows, self._ppo.critic_rows = memory.reserve(size), memory.reserve(size)
+        self._ppo.d_log_prob, self._ppo.advantage_rows = memory.reserve(num_rows), memory.reserve(num_rows)
 
     def descend(self, share: float) -> None:
         num_rows = len(self._rows)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from freerun.algorithms.learners.compiled_kernel import Kernel
 from freerun.algorithms.learners.shared_update import average_over_learners_
 from freerun.algorithms.policies.action_heads import LOG_SQRT_2PI, mask_logits
 from freerun.algorithms.policies.networks import ActorCritic, step_if_finite
@@ -56,6 +55,10 @@ class ProximalTerm:
         """Stay near the weights of now, by this strength; 0 sets the weights free."""
         self._anchor.copy_(self._weights)
         self._strength = strength
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self._strength)
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Add the gradient of the term, mu · (w - w_0)."""
@@ -115,20 +118,20 @@ class AutogradSteps:
         return torch.stack(self._step_losses).mean(dim=0)
 
 
+class Adam(Protocol):
+    """Takes steps down the gradient in the flat buffer."""
+
+    def step(self, max_norm: float) -> bool:
+        """Clip the gradient by its norm and take a step. Return False, and change nothing, if it is not finite."""
+        ...
+
+
 class FlatDescent:
     """The step down gradients that are written out in the flat buffer, and the losses of the steps taken."""
 
-    def __init__(
-        self,
-        weights: nn.Parameter,
-        optimizer: torch.optim.Adam,
-        group: LearnerGroup,
-        num_bad: Tensor,
-        proximal: ProximalTerm,
-        kernel: Kernel | None = None,
-    ):
-        self._weights, self._group, self._num_bad_gradients, self._proximal = weights, group, num_bad, proximal
-        self._adam = FlatAdam(weights, optimizer, kernel)
+    def __init__(self, weights: nn.Parameter, adam: Adam, group: LearnerGroup, num_bad: Tensor, proximal: ProximalTerm):
+        self._weights, self._adam, self._group = weights, adam, group
+        self._num_bad_gradients, self._proximal = num_bad, proximal
 
     def begin(self) -> None:
         self._loss_sum = np.zeros(2)
@@ -141,8 +144,12 @@ class FlatDescent:
         self._proximal.add_gradient(gradient)
         if not self._adam.step(max_grad_norm):
             self._num_bad_gradients += 1
-        self._loss_sum += (share * policy_loss, share * value_loss)
-        self._num_steps += 1
+        self.count(1, share * policy_loss, share * value_loss)
+
+    def count(self, num_steps: int, policy_loss: float, value_loss: float) -> None:
+        """Count steps that were taken, with the sums of their losses."""
+        self._loss_sum += (policy_loss, value_loss)
+        self._num_steps += num_steps
 
     def mean_losses(self) -> Tensor:
         mean = self._loss_sum / self._num_steps if self._num_steps else np.full(2, math.nan)
@@ -164,7 +171,7 @@ class FastSteps:
         num_bad: Tensor,
         proximal: ProximalTerm,
     ):
-        self._descent = FlatDescent(weights, optimizer, group, num_bad, proximal)
+        self._descent = FlatDescent(weights, FlatAdam(weights, optimizer), group, num_bad, proximal)
         self._actor, self._critic = (NumpyMLP(layers_of(part), net.spec.activation) for part in (net.actor, net.critic))
         self._spec, self._seen_by_critic = net.spec, net.seen_by_critic
         self._head: GradientHead

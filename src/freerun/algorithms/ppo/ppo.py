@@ -33,7 +33,7 @@ from freerun.algorithms.ppo.objective import (
 )
 from freerun.algorithms.ppo.ppo_config import (
     PPOConfig,
-    computes_in_numpy,
+    computed_by,
     learner_note,
     scaled_defaults,
     with_network,
@@ -95,7 +95,7 @@ class PPO:
         minibatch_setting="minibatch_size",
         update_ratio_setting="num_epochs",
         larger_minibatch_is_faster=True,
-        computes_in_numpy=computes_in_numpy,
+        computed_by=computed_by,
         learner_note=learner_note,
     )
     learned: ClassVar[tuple[str, ...]] = ("net", "obs_moments", "reward_scale/moments")
@@ -112,7 +112,7 @@ class PPO:
         self.config = config = with_network(with_sizes(config), env)
         self._learner_group = learner_group or SingleLearner()
         self._device = torch.device(device)
-        is_fast = computes_in_numpy(config, device)
+        made_by = computed_by(config, device)
         made = make_networks(env, config, seed, deterministic, self._device)
         self.net, self.policy, self._is_normalized, self._measured = made
         self._has_mlp = config.network is None
@@ -134,10 +134,11 @@ class PPO:
         autograd = self._memory_steps or AutogradSteps(*parts, self._proximal)
         self._gradient_steps: GradientSteps = autograd
         self._forward: Forward = self.net
-        if is_fast and (kernel := kernel_for(config.learner, config.hidden_sizes)) is not None:
-            self._gradient_steps = compiled = CompiledSteps(*parts, self._proximal, kernel)
-            self._forward = compiled.forward
-        elif is_fast:
+        self._compiled_steps: CompiledSteps | None = None
+        if made_by == "kernel" and (kernel := kernel_for(config.learner, config.hidden_sizes)) is not None:
+            self._gradient_steps = self._compiled_steps = CompiledSteps(*parts, self._proximal, kernel)
+            self._forward = self._compiled_steps.forward
+        elif made_by == "numpy":
             self._gradient_steps = FastSteps(*parts, self._proximal)
 
         def descend(losses: PPOLosses, kl: Tensor, tells_of_step: Tensor, is_skipped: Tensor | None) -> None:
@@ -254,17 +255,22 @@ class PPO:
 
         The means are of policy loss, value loss, approximate KL divergence and clipped fraction.
         """
+        config, steps, compiled = self.config, self._gradient_steps, self._compiled_steps
+        steps.begin(config, batch)
+        watches_kl = config.target_kl is not None or config.desired_kl is not None
+        is_alone = self._learner_group.count == 1 and not self._proximal.is_set
+        if compiled is not None and is_alone and not watches_kl:
+            log_ratio = compiled.descend_all(minibatches)
+            return self._means(log_ratio, len(log_ratio), len(minibatches))
         log_ratios = []
         num_rows = num_steps = 0
-        config, steps = self.config, self._gradient_steps
-        steps.begin(self.config, batch)
         for rows_of_all in minibatches:
             rows = joined.local(rows_of_all)
             share = len(rows) / len(rows_of_all)
             num_rows += len(rows_of_all)
             log_ratio = steps.compute(rows, None if share == 1 else advantage_of_all[rows_of_all])
             log_ratios.append(log_ratio)
-            if config.target_kl is not None or config.desired_kl is not None:
+            if watches_kl:
                 # Before the step: the minibatch that shows too large a change must not move the policy further.
                 kl = self._policy_change(log_ratio, share)[0]
                 if config.target_kl is not None and self._goes_too_far(kl):
@@ -273,9 +279,12 @@ class PPO:
                     self._adapt_learning_rate(kl)
             steps.descend(share)
             num_steps += 1
-        mean_losses = steps.mean_losses()
+        return self._means(torch.cat(log_ratios), num_rows, num_steps)
+
+    def _means(self, log_ratio: Tensor, num_rows: int, num_steps: int) -> Tensor:
+        """What `_run_epochs` returns, given what was measured on this learner's share of the rows."""
+        mean_losses = self._gradient_steps.mean_losses()
         self._learner_group.sum(mean_losses)
-        log_ratio = torch.cat(log_ratios)
         change = self._policy_change(log_ratio, len(log_ratio) / num_rows)
         return torch.cat([mean_losses, change, torch.tensor([float(num_steps)], device=self._device)])
 

@@ -10,7 +10,7 @@ from freerun.algorithms.learners.fast_learner import Learner, kernel_for, learne
 from freerun.algorithms.policies.image_layers import IMAGE_NETWORKS, chosen_network
 from freerun.algorithms.policies.mlp_actor import Activation
 from freerun.algorithms.policies.numpy_memory import MemoryKind
-from freerun.core import Acceleration, Common, EnvSpec, RunScale, UserError, require_positive
+from freerun.core import Acceleration, Common, ComputedBy, EnvSpec, RunScale, UserError, require_positive
 
 STEPS_PER_UPDATE, MINIBATCH_SIZE, NUM_EPOCHS, LEARNING_RATE = 2048, 64, 10, 3e-4
 """The defaults for one environment, which are those of Stable-Baselines3, so that runs can be compared."""
@@ -203,9 +203,10 @@ def with_sizes(config: PPOConfig) -> PPOConfig:
     return dataclasses.replace(config, **scaled_defaults(config, RunScale()))
 
 
-def computes_in_numpy(config: PPOConfig, device: str) -> bool:
-    """True for the fast learner. Where it is compiled it has one thread, and torch needs no more for what is left."""
-    return uses_fast_learner(config.learner, device, config.network, config.has_memory)
+def computed_by(config: PPOConfig, device: str) -> ComputedBy:
+    if not uses_fast_learner(config.learner, device, config.network, config.has_memory):
+        return "torch"
+    return "numpy" if kernel_for(config.learner, config.hidden_sizes) is None else "kernel"
 
 
 def learner_note(config: PPOConfig, device: str) -> str:
@@ -213,9 +214,9 @@ def learner_note(config: PPOConfig, device: str) -> str:
     steps, episodes = config.steps_per_update, config.episodes_per_update
     updates = f"{episodes} episodes" if steps is None else f"{steps:,} steps"
     network = f"{config.network} · " if config.network in IMAGE_NETWORKS else ""
-    is_fast = computes_in_numpy(config, device)
-    learner = network + learner_words(is_fast)
-    if is_fast and kernel_for(config.learner, config.hidden_sizes) is not None:
+    made_by = computed_by(config, device)
+    learner = network + learner_words(made_by != "torch")
+    if made_by == "kernel":
         learner += ", compiled"
     return (
         f"updates of {updates}, {config.num_epochs} epochs of minibatches of {config.minibatch_size:,}, "

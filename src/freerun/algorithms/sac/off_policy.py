@@ -18,7 +18,18 @@ from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.sac.n_step_returns import n_step_returns
 from freerun.algorithms.sac.off_policy_config import OffPolicyConfig
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplaySample, StepBatch
-from freerun.core import AnySegment, Array, Demand, EnvSpec, LearnerGroup, Metrics, Segment, SingleLearner, UserError
+from freerun.core import (
+    AnySegment,
+    Array,
+    ComputedBy,
+    Demand,
+    EnvSpec,
+    LearnerGroup,
+    Metrics,
+    Segment,
+    SingleLearner,
+    UserError,
+)
 from freerun.cuda_graphs import GraphedStep, resolve_acceleration
 
 
@@ -26,8 +37,8 @@ def learner_note(config: OffPolicyConfig, device: str) -> str:
     return learner_words(uses_fast_learner(config.learner, device))
 
 
-def computes_in_numpy(config: OffPolicyConfig, device: str) -> bool:
-    return device == "cpu" and uses_fast_learner(config.learner, device)
+def computed_by(config: OffPolicyConfig, device: str) -> ComputedBy:
+    return "numpy" if device == "cpu" and uses_fast_learner(config.learner, device) else "torch"
 
 
 class UpdateBudget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymnasium import spaces
 
-from freerun.algorithms.sac.off_policy import CRITIC_PARTS, ReplayLearner, computes_in_numpy
+from freerun.algorithms.sac.off_policy import CRITIC_PARTS, ReplayLearner, computed_by
 from freerun.algorithms.sac.off_policy_config import scaled_defaults
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.algorithms.sac.soft_agent import SoftAgent, learner_note
@@ -25,7 +25,7 @@ class SAC(ReplayLearner):
         gains_from_gpu=True,
         minibatch_setting="batch_size",
         update_ratio_setting="updates_per_step",
-        computes_in_numpy=computes_in_numpy,
+        computed_by=computed_by,
         learner_note=learner_note,
     )
     config: SACConfig
