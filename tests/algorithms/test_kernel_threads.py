@@ -19,6 +19,8 @@ import torch
 from gymnasium import spaces
 
 from freerun.algorithms.learners.compiled_kernel import Kernel, compiled_kernel
+from freerun.algorithms.policies.numpy_mlp import layers_of
+from freerun.algorithms.ppo.compiled_steps import CompiledMLP
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import EnvSpec, FloatArray, ObsGroups, Segment, mask_space
@@ -78,7 +80,14 @@ def segment(ppo: PPO, env: EnvSpec, num_steps: int = NUM_STEPS) -> Segment:
 
 def learn(env: EnvSpec, num_steps: int = NUM_STEPS, **settings: Any) -> tuple[FloatArray, dict[str, float]]:
     """The weights after two updates, and what the last one measured."""
-    ppo = PPO(env, PPOConfig(**{"minibatch_size": 350, "num_epochs": 3, **settings}), 0, "cpu", False)
+    return learn_with(made(env, **settings), env, num_steps)
+
+
+def made(env: EnvSpec, **settings: Any) -> PPO:
+    return PPO(env, PPOConfig(**{"minibatch_size": 350, "num_epochs": 3, **settings}), 0, "cpu", False)
+
+
+def learn_with(ppo: PPO, env: EnvSpec, num_steps: int = NUM_STEPS) -> tuple[FloatArray, dict[str, float]]:
     steps = segment(ppo, env, num_steps)
     for version in (1, 2):
         ppo.observe([steps])
@@ -169,7 +178,13 @@ def test_threads_that_compute_at_the_same_time_get_the_same_bits() -> None:
     alone = learn(BOX)[0]
     kernel().set_threads(4)
     found: list[FloatArray] = []
-    callers = [threading.Thread(target=lambda: found.append(learn(BOX)[0])) for _ in range(3)]
+    # Made one after the other: first weights are drawn from torch's global generator, which threads share.
+    learners = [made(BOX) for _ in range(3)]
+
+    def learn_in_thread(ppo: PPO) -> None:
+        found.append(learn_with(ppo, BOX)[0])
+
+    callers = [threading.Thread(target=learn_in_thread, args=(ppo,)) for ppo in learners]
     for caller in callers:
         caller.start()
     for number in (1, 3, 2, 4):  # and somebody changes the number meanwhile
@@ -213,15 +228,15 @@ def test_a_fork_while_another_thread_computes_does_no_harm() -> None:
     """The child finds locks that nobody will open, and is not held up by them.
 
     Nothing but the kernel computes here, because OpenBLAS hangs where its process forks at the same time."""
-    busy, mine = (PPO(BOX, PPOConfig(), 0, "cpu", False) for _ in range(2))
+    busy, mine = critic(), critic()
     x = torch.ones(2000, 5)
-    expected = mine._forward.value(x).numpy().copy()
+    expected = mine(x).numpy().copy()
     kernel().set_threads(4)
     ends, results = threading.Event(), []
 
     def go_on() -> None:
         while not ends.is_set():
-            assert np.array_equal(busy._forward.value(x).numpy(), expected)
+            assert np.array_equal(busy(x).numpy(), expected)
 
     learner = threading.Thread(target=go_on)
     learner.start()
@@ -233,10 +248,14 @@ def test_a_fork_while_another_thread_computes_does_no_harm() -> None:
     assert results == [0] * 10
 
 
-def outputs_are(ppo: PPO, x: torch.Tensor, expected: FloatArray) -> bool:
+def critic() -> CompiledMLP:
+    return CompiledMLP(kernel(), layers_of(made(BOX).net.critic), "tanh")
+
+
+def outputs_are(network: CompiledMLP, x: torch.Tensor, expected: FloatArray) -> bool:
     for num_threads in (1, 2):
         kernel().set_threads(num_threads)
-        if not np.array_equal(ppo._forward.value(x).numpy(), expected):
+        if not np.array_equal(network(x).numpy(), expected):
             return False
     return True
 
@@ -245,12 +264,12 @@ def test_a_program_ends_although_its_helpers_wait() -> None:
     script = (
         "import numpy as np, torch\n"
         "from freerun.algorithms.learners.compiled_kernel import compiled_kernel\n"
-        "from freerun.algorithms.ppo.ppo import PPO\n"
-        "from freerun.algorithms.ppo.ppo_config import PPOConfig\n"
-        "from freerun.core import EnvSpec\n"
-        "from gymnasium import spaces\n"
+        "from freerun.algorithms.policies.networks import flatten_parameters, mlp\n"
+        "from freerun.algorithms.policies.numpy_mlp import layers_of\n"
+        "from freerun.algorithms.ppo.compiled_steps import CompiledMLP\n"
         "compiled_kernel().set_threads(4)\n"
-        "env = EnvSpec(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4))\n"
-        "PPO(env, PPOConfig(), 0, 'cpu', False)._forward.value(torch.ones(1000, 3))\n"
+        "network = mlp((3, 64, 1), 'tanh', 1.0)\n"
+        "flatten_parameters(network)\n"
+        "CompiledMLP(compiled_kernel(), layers_of(network), 'tanh')(torch.ones(1000, 3))\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
