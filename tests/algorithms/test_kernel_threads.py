@@ -19,6 +19,7 @@ import torch
 from gymnasium import spaces
 
 from freerun.algorithms.learners.compiled_kernel import Kernel, compiled_kernel
+from freerun.algorithms.ppo.compiled_steps import calls
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import EnvSpec, FloatArray, ObsGroups, Segment, mask_space
@@ -127,6 +128,24 @@ def test_an_action_outside_its_space_is_an_error_in_every_part(row: int) -> None
     ppo.observe([replace(steps, version=steps.version + 1)])  # without lag, or torch would find it first
     with pytest.raises(IndexError, match="none of the choices"):
         ppo.update(1, 0.0)
+
+
+def test_an_update_of_several_calls_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether Python looks at each gradient step, at some, or at none before the end."""
+    at_once, metrics = learn(BOX, minibatch_size=100)
+    one_by_one = learn(BOX, minibatch_size=100, target_kl=1e6)
+    np.testing.assert_array_equal(one_by_one[0], at_once)
+    assert one_by_one[1] == metrics
+    for rows_per_call in (1, 250, 699, 700):
+        monkeypatch.setattr("freerun.algorithms.ppo.compiled_steps.ROWS_PER_CALL", rows_per_call)
+        np.testing.assert_array_equal(learn(BOX, minibatch_size=100)[0], at_once)
+
+
+def test_minibatches_are_dealt_into_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freerun.algorithms.ppo.compiled_steps.ROWS_PER_CALL", 10)
+    sizes = [4, 6, 1, 30, 5, 5]
+    assert [sizes[call] for call in calls(sizes)] == [[4, 6], [1], [30], [5, 5]]
+    assert list(calls([])) == []
 
 
 def test_gradients_of_parts_add_up_to_those_of_torch() -> None:
@@ -241,16 +260,36 @@ def outputs_are(ppo: PPO, x: torch.Tensor, expected: FloatArray) -> bool:
     return True
 
 
+PROGRAM = """
+import resource, torch
+from gymnasium import spaces
+from freerun.algorithms.learners.compiled_kernel import compiled_kernel
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.algorithms.ppo.ppo_config import PPOConfig
+from freerun.core import EnvSpec
+torch.set_num_threads(1)
+env = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(4))
+ppo, x = PPO(env, PPOConfig(), 0, "cpu", False), torch.rand(1000, 3)
+alone, kernel = ppo._forward.value(x), compiled_kernel()
+"""
+
+
+def run_program(end: str) -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM + end], check=True, timeout=60)
+
+
 def test_a_program_ends_although_its_helpers_wait() -> None:
-    script = (
-        "import numpy as np, torch\n"
-        "from freerun.algorithms.learners.compiled_kernel import compiled_kernel\n"
-        "from freerun.algorithms.ppo.ppo import PPO\n"
-        "from freerun.algorithms.ppo.ppo_config import PPOConfig\n"
-        "from freerun.core import EnvSpec\n"
-        "from gymnasium import spaces\n"
-        "compiled_kernel().set_threads(4)\n"
-        "env = EnvSpec(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4))\n"
-        "PPO(env, PPOConfig(), 0, 'cpu', False)._forward.value(torch.ones(1000, 3))\n"
+    run_program("kernel.set_threads(4)\nassert torch.equal(ppo._forward.value(x), alone)")
+
+
+@NEEDS_PROC
+def test_where_no_thread_can_be_had_the_calling_one_computes_alone() -> None:
+    """The stack of another thread needs more memory than this process may take."""
+    run_program(
+        "kernel.set_threads(4)\n"
+        "ppo._forward._critic.make_room_for_threads()\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, resource.RLIM_INFINITY))\n"
+        "assert torch.equal(ppo._forward.value(x), alone)\n"
+        "assert kernel.num_threads() == 1\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
