@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from freerun.algorithms.learners.compiled_kernel import Kernel, compiled_kernel
 from freerun.algorithms.policies.numpy_mlp import layers_of
-from freerun.algorithms.ppo.compiled_steps import CompiledMLP
+from freerun.algorithms.ppo.compiled_steps import CompiledMLP, calls
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import EnvSpec, FloatArray, ObsGroups, Segment, mask_space
@@ -136,6 +136,24 @@ def test_an_action_outside_its_space_is_an_error_in_every_part(row: int) -> None
     ppo.observe([replace(steps, version=steps.version + 1)])  # without lag, or torch would find it first
     with pytest.raises(IndexError, match="none of the choices"):
         ppo.update(1, 0.0)
+
+
+def test_an_update_of_several_calls_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether Python looks at each gradient step, at some, or at none before the end."""
+    at_once, metrics = learn(BOX, minibatch_size=100)
+    one_by_one = learn(BOX, minibatch_size=100, target_kl=1e6)
+    np.testing.assert_array_equal(one_by_one[0], at_once)
+    assert one_by_one[1] == metrics
+    for rows_per_call in (1, 250, 699, 700):
+        monkeypatch.setattr("freerun.algorithms.ppo.compiled_steps.ROWS_PER_CALL", rows_per_call)
+        np.testing.assert_array_equal(learn(BOX, minibatch_size=100)[0], at_once)
+
+
+def test_minibatches_are_dealt_into_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freerun.algorithms.ppo.compiled_steps.ROWS_PER_CALL", 10)
+    sizes = [4, 6, 1, 30, 5, 5]
+    assert [sizes[call] for call in calls(sizes)] == [[4, 6], [1], [30], [5, 5]]
+    assert list(calls([])) == []
 
 
 def test_gradients_of_parts_add_up_to_those_of_torch() -> None:
@@ -260,16 +278,36 @@ def outputs_are(network: CompiledMLP, x: torch.Tensor, expected: FloatArray) -> 
     return True
 
 
+PROGRAM = """
+import resource, torch
+from freerun.algorithms.learners.compiled_kernel import compiled_kernel
+from freerun.algorithms.policies.networks import flatten_parameters, mlp
+from freerun.algorithms.policies.numpy_mlp import layers_of
+from freerun.algorithms.ppo.compiled_steps import CompiledMLP
+torch.set_num_threads(1)
+network, kernel, x = mlp((3, 64, 1), "tanh", 1.0), compiled_kernel(), torch.rand(1000, 3)
+flatten_parameters(network)
+critic = CompiledMLP(kernel, layers_of(network), "tanh")
+alone = critic(x)
+"""
+
+
+def run_program(end: str) -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM + end], check=True, timeout=60)
+
+
 def test_a_program_ends_although_its_helpers_wait() -> None:
-    script = (
-        "import numpy as np, torch\n"
-        "from freerun.algorithms.learners.compiled_kernel import compiled_kernel\n"
-        "from freerun.algorithms.policies.networks import flatten_parameters, mlp\n"
-        "from freerun.algorithms.policies.numpy_mlp import layers_of\n"
-        "from freerun.algorithms.ppo.compiled_steps import CompiledMLP\n"
-        "compiled_kernel().set_threads(4)\n"
-        "network = mlp((3, 64, 1), 'tanh', 1.0)\n"
-        "flatten_parameters(network)\n"
-        "CompiledMLP(compiled_kernel(), layers_of(network), 'tanh')(torch.ones(1000, 3))\n"
+    run_program("kernel.set_threads(4)\nassert torch.equal(critic(x), alone)")
+
+
+@NEEDS_PROC
+def test_where_no_thread_can_be_had_the_calling_one_computes_alone() -> None:
+    """The stack of another thread needs more memory than this process may take."""
+    run_program(
+        "kernel.set_threads(4)\n"
+        "critic.make_room_for_threads()\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, resource.RLIM_INFINITY))\n"
+        "assert torch.equal(critic(x), alone)\n"
+        "assert kernel.num_threads() == 1\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -106,8 +106,8 @@ class TrainConfig(Generic[AlgorithmConfig, ModeConfig]):
     device: Common[str] = "cpu"
     """Where the learner computes: cpu, cuda, cuda:1, … or auto, which tries both for a second and takes the faster."""
     learner_threads: int | Literal["auto"] = "auto"
-    """Threads of the learner, or auto: one at first, and more on cores that the workers leave idle, as long as they
-    make updates faster. The fast learner and --deterministic keep to one."""
+    """Threads of the learner, or auto: more on cores that the workers leave idle, as long as they make updates faster.
+    numpy keeps to one then, and torch with --deterministic. The number changes no result of PPO's compiled learner."""
     env_args: Common[EnvArgs] = field(default_factory=dict)
     """Arguments for the environment, as names and values: --env-args mean_seconds 0.005 kind busy, or the same with
     equals signs: --env-args mean_seconds=0.005 kind=busy."""

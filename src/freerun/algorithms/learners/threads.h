@@ -9,8 +9,8 @@
    computes alone. */
 
 #include <pthread.h>
-#include <signal.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <time.h>
@@ -23,9 +23,8 @@
 typedef void task_function(void *context, int64_t task, int64_t thread);
 
 /* A round of tasks in one number, which is changed as a whole: which round it is, how many threads take part, how many
-   tasks it has, and the next one that nobody has claimed. */
+   tasks it has (fewer than 4096), and the next one that nobody has claimed. */
 #define TICKET(round, threads, tasks, next) ((uint64_t)(round) << 32 | (threads) << 24 | (tasks) << 12 | (next))
-#define MOST_TASKS 4095
 INLINE int64_t round_of(uint64_t ticket) { return ticket >> 32; }
 INLINE int64_t threads_of(uint64_t ticket) { return ticket >> 24 & 255; }
 INLINE int64_t tasks_of(uint64_t ticket) { return ticket >> 12 & 4095; }
@@ -118,18 +117,17 @@ static void *help(void *argument) {
         } else if (nanoseconds() - last_used > SPIN_NANOSECONDS) {
             sleep_until_called(index, seen);
             last_used = nanoseconds();
-        } else sched_yield();
+        } else sched_yield(); /* whoever else wants this core may have it: often that is the calling thread itself */
     }
     return 0;
 }
 
 /* Wait until all tasks of a round are done. */
 static void await_tasks(int64_t num_tasks) {
-    for (int64_t began = nanoseconds(); nanoseconds() - began < SPIN_NANOSECONDS;)
+    for (int64_t began = nanoseconds(); nanoseconds() - began < SPIN_NANOSECONDS; sched_yield())
         for (int i = 0; i < 32; i++) {
             if (atomic_load(&pool.num_done) == num_tasks) return;
             relax();
-            if (i == 31) sched_yield();
         }
     /* A helper has lost its processor within a task. It may need this one. */
     pthread_mutex_lock(&pool.sleep);

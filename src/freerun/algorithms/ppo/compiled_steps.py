@@ -6,7 +6,7 @@ The kernel's threads change no result. `Kernel.set_threads` sets their number, w
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -111,6 +111,18 @@ class Memory:
         # and the compiler's loops, which may begin with single numbers up to such a place, add in the same order.
         self._arrays.append(torch.zeros(size, dtype=kind))
         return self._arrays[-1].data_ptr()
+
+
+def calls(sizes: Sequence[int]) -> Iterator[slice]:
+    """Deal minibatches of these sizes into calls of the kernel."""
+    first = num_rows = 0
+    for index, size in enumerate(sizes):
+        if index > first and num_rows + size > ROWS_PER_CALL:
+            yield slice(first, index)
+            first, num_rows = index, 0
+        num_rows += size
+    if sizes:
+        yield slice(first, len(sizes))
 
 
 class CompiledForward:
@@ -227,24 +239,21 @@ class CompiledSteps:
             self._make_room(max(sizes))
         log_ratio = torch.empty(sum(sizes))
         adam, result = self._adam.struct(self._config.max_grad_norm), DescentStruct()
-        first = first_row = 0
-        while first < len(sizes):
-            end, end_row = first + 1, first_row + sizes[first]
-            while end < len(sizes) and end_row + sizes[end] - first_row <= ROWS_PER_CALL:
-                end, end_row = end + 1, end_row + sizes[end]
-            count, picked = end - first, [rows.contiguous() for rows in minibatches[first:end]]
+        first_row = 0
+        for call in calls(sizes):
+            of_call = [rows.contiguous() for rows in minibatches[call]]
             if not self._kernel.ppo_descend(
                 self._address,
-                count,
-                (CTYPES_POINTER * count)(*(rows.data_ptr() for rows in picked)),
-                (CTYPES_INT * count)(*sizes[first:end]),
+                len(of_call),
+                (CTYPES_POINTER * len(of_call))(*(rows.data_ptr() for rows in of_call)),
+                (CTYPES_INT * len(of_call))(*sizes[call]),
                 self._config.entropy_coef,
                 ctypes.addressof(adam),
-                log_ratio.data_ptr() + 4 * first_row,
+                log_ratio[first_row:].data_ptr(),
                 ctypes.addressof(result),
             ):
                 raise IndexError(NO_CHOICE)
-            first, first_row = end, end_row
+            first_row += sum(sizes[call])
         self._num_bad_gradients += result.num_bad
         self._descent.count(len(sizes), result.policy_loss, result.value_loss)
         return log_ratio

@@ -134,10 +134,9 @@ class PPO:
         autograd = self._memory_steps or AutogradSteps(*parts, self._proximal)
         self._gradient_steps: GradientSteps = autograd
         self._forward: Forward = self.net
-        self._compiled_steps: CompiledSteps | None = None
         if made_by == "kernel" and (kernel := kernel_for(config.learner, config.hidden_sizes)) is not None:
-            self._gradient_steps = self._compiled_steps = CompiledSteps(*parts, self._proximal, kernel)
-            self._forward = self._compiled_steps.forward
+            self._gradient_steps = compiled = CompiledSteps(*parts, self._proximal, kernel)
+            self._forward = compiled.forward
         elif made_by == "numpy":
             self._gradient_steps = FastSteps(*parts, self._proximal)
 
@@ -255,12 +254,12 @@ class PPO:
 
         The means are of policy loss, value loss, approximate KL divergence and clipped fraction.
         """
-        config, steps, compiled = self.config, self._gradient_steps, self._compiled_steps
+        config, steps = self.config, self._gradient_steps
         steps.begin(config, batch)
         watches_kl = config.target_kl is not None or config.desired_kl is not None
         is_alone = self._learner_group.count == 1 and not self._proximal.is_set
-        if compiled is not None and is_alone and not watches_kl:
-            log_ratio = compiled.descend_all(minibatches)
+        if isinstance(steps, CompiledSteps) and is_alone and not watches_kl:
+            log_ratio = steps.descend_all(minibatches)
             return self._means(log_ratio, len(log_ratio), len(minibatches))
         log_ratios = []
         num_rows = num_steps = 0
