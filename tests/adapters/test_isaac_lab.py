@@ -472,7 +472,7 @@ def test_a_simulator_that_fails_ends_the_run_with_its_own_words_and_a_policy(ver
     [
         (["--task", "Isaac-Countin-Direct-v0"], "did you mean Isaac-Counting-Direct-v0"),
         (["--task", TASK, "--mode", "pipes"], "use sync, continuous, batch"),
-        (["--task", TASK, "--algo", "sac"], "bounded Box"),
+        (["--task", TASK, "--algo", "sac"], "--env-args clip_actions 1.0"),
         (["--task", TASK, "--env-args", "speed", "3"], "no such field"),
     ],
 )
