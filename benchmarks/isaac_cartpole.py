@@ -23,6 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import tyro
 from catalogue import REPOSITORY
@@ -45,8 +46,17 @@ class Setup:
 
     name: str
     num_envs: int
+    num_steps: int
+    """Of each environment, in what is handed over at a time."""
     total_steps: int
     flags: str
+
+    def flags_in(self, mode: str) -> str:
+        # `continuous` counts the steps of all environments, as the original did.
+        steps = f"--num-steps-per-env {self.num_steps}"
+        if mode == "continuous":
+            steps = f"--collection-batch-size {self.num_envs * self.num_steps}"
+        return f"--total-steps {self.total_steps} --num-envs {self.num_envs} {steps} {self.flags}"
 
 
 SETUPS = {
@@ -54,22 +64,29 @@ SETUPS = {
     "ppo": Setup(
         "PPO",
         1024,
+        16,
         1_500_000,
-        "--num-steps-per-env 16 --num-epochs 5 --minibatch-size 4096 --learning-rate 1e-3 --hidden-sizes 32 32 "
-        "--entropy-coef 0.005 --value-coef 1.0 --max-grad-norm 1.0",
+        "--num-epochs 5 --minibatch-size 4096 --learning-rate 1e-3 "
+        "--hidden-sizes 32 32 --entropy-coef 0.005 --value-coef 1.0 --max-grad-norm 1.0",
     ),
     "fastsac": Setup(
         "fast SAC",
         128,
-        200_000,
-        "--env-args clip_actions 1.0 --num-steps-per-env 4 --updates-per-vector-step 8 --batch-size 512 "
-        "--hidden-sizes 64 64 --learning-rate 1e-3",
+        4,
+        150_000,
+        "--env-args clip_actions 1.0 --updates-per-vector-step 8 "
+        "--batch-size 256 --hidden-sizes 64 64 --learning-rate 1e-3",
     ),
+    # After 6,000 steps of 32 environments no episode of 300 steps has ended, or one, and those of bad policies end
+    # early. So training returns say nothing of the policy, and it is tried on the way.
     "mbpo": Setup(
         "MBPO",
         32,
-        20_000,
-        "--preset mbpo-small --env-args clip_actions 1.0 --num-steps-per-env 4",
+        8,
+        6_000,
+        "--preset mbpo-small --env-args clip_actions 1.0 "
+        "--initial-temperature 0.01 --updates-per-step 4 --model-updates-per-step 1 --model-learning-rate 3e-3 "
+        "--eval-every 1000 --eval-episodes 32",
     ),
 }
 
@@ -103,14 +120,16 @@ class Run:
     algorithm: str
     mode: str
     seed: int
-    num_envs: int
     flags: str
     packages: dict[str, str]
     """Versions of the simulator's parts."""
     curve: list[tuple[int, float, float]]
-    """(steps learned from, mean return of the last 100 training episodes, seconds since learning could begin)."""
+    """(steps learned from, return, seconds since the first step): the mean of the last 100 training episodes or, with
+    --eval-every, of trials with the most likely actions."""
+    num_steps: int
+    """Steps learned from."""
     seconds: float
-    """Of the training, from its first step to its last update."""
+    """From the first step of the training to its last update."""
     start_seconds: float
     """What the whole command took beyond that: imports, the simulator's start, writing the last checkpoint."""
     steps_dropped: int
@@ -128,15 +147,14 @@ class Run:
 
 
 def run_one(options: Options, algorithm: str, mode: str, seed: int) -> Run:
-    setup, deadline = SETUPS[algorithm], time.monotonic() + 60 * options.run_minutes
-    flags = f"{setup.flags} {options.flags}".strip()
+    deadline = time.monotonic() + 60 * options.run_minutes
+    flags = f"{SETUPS[algorithm].flags_in(mode)} {options.flags}".strip()
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         began = time.monotonic()
         freerun(
             *("train", "--task", TASK, "--headless", "--device", "cpu", "--quiet", "--run-dir", str(run_dir)),
-            *("--algo", algorithm, "--mode", mode, "--seed", str(seed), "--num-envs", str(setup.num_envs)),
-            *("--total-steps", str(setup.total_steps), *flags.split()),
+            *("--algo", algorithm, "--mode", mode, "--seed", str(seed), *flags.split()),
             seconds=deadline - time.monotonic(),
         )
         whole_seconds = time.monotonic() - began
@@ -146,23 +164,36 @@ def run_one(options: Options, algorithm: str, mode: str, seed: int) -> Run:
     found = re.search(r"return (-?[\d.]+) ± ([\d.]+) \(min (-?[\d.]+)", told)
     assert found is not None, told
     mean, deviation, least = map(float, found.groups())
-    lags = [record["lag_mean"] for record in records if record.get("lag_mean") is not None]
     return Run(
         algorithm,
         mode,
         seed,
-        setup.num_envs,
         flags,
         {name: importlib.metadata.version(name) for name in PACKAGES},
-        [(r["step"], r["return_mean"], r["wall_seconds"]) for r in records if r.get("return_mean") is not None],
+        trials_on_the_way(records) or training_returns(records),
+        summary["env_steps"],
         summary["wall_seconds"],
         whole_seconds - summary["wall_seconds"],
-        summary["steps_dropped"],
-        sum(lags) / max(1, len(lags)),
+        summary["dropped_steps"],
+        summary["lag_mean"],
         mean,
         deviation,
         least,
     )
+
+
+def trials_on_the_way(records: list[dict[str, Any]]) -> list[tuple[int, float, float]]:
+    """What --eval-every found. Later records repeat it."""
+    return [
+        (record["step"], record["eval_return"], record["wall_seconds"])
+        for record in records
+        if record.get("eval_step") == record["step"]
+    ]
+
+
+def training_returns(records: list[dict[str, Any]]) -> list[tuple[int, float, float]]:
+    known = [record for record in records if record.get("return_mean") is not None]
+    return [(record["step"], record["return_mean"], record["wall_seconds"]) for record in known]
 
 
 def freerun(*words: str, seconds: float) -> str:
@@ -197,8 +228,95 @@ def when_learned(run: Run) -> tuple[int, float] | None:
     return next(((step, seconds) for step, found, seconds in run.curve if found >= REACHED), None)
 
 
+def spread(values: list[float], digits: int) -> str:
+    if not values:
+        return "–"
+    found = [f"{value:,.{digits}f}" for value in (median(values), min(values), max(values))]
+    return found[0] if len(set(found)) == 1 else f"{found[0]} ({found[1]} – {found[2]})"
+
+
+def cases(runs: list[Run]) -> list[tuple[str, str]]:
+    return [
+        (name, mode) for name in SETUPS for mode in MODES if any((r.algorithm, r.mode) == (name, mode) for r in runs)
+    ]
+
+
 def markdown(runs: list[Run]) -> str:
-    return ""
+    lines = [
+        "# Isaac Lab's cart and pole on the CPU",
+        "",
+        f"`{TASK}` of the real Isaac Lab 3, stepped by Newton on the CPU without Isaac Sim, learned by the whole "
+        "command `freerun train` in a process of its own. An episode of five seconds, 300 steps, returns 5 at most: "
+        "Isaac Lab multiplies rewards by the time of a step. A fallen pole ends no episode, so a bad policy returns "
+        "less than one that leaves the track.",
+        "",
+        f"*Learned* is the first moment with a mean return of {REACHED:g}: of the last {NUM_TRIALS} training episodes, "
+        "with the noise of exploration; or, for MBPO, of 32 trials with the most likely actions (`--eval-every`, whose "
+        "time counts), because hardly an episode has ended by then. An episode takes 300 steps, and all environments "
+        "step at once: training returns tell of a policy 300 steps of every environment late. *Trained* is the policy "
+        f"at the end, as `freerun eval` finds it with the most likely actions in one episode of each of {NUM_TRIALS} "
+        "environments. *Dropped* are steps that were collected and not learned from, as a share of all. Medians "
+        "(lowest – highest) over seeds.",
+        "",
+        "| | mode | seeds | learned | steps until then | seconds until then | trained | steps in all | seconds in all "
+        "| steps/s | dropped | lag |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, mode in cases(runs):
+        mine = [run for run in runs if (run.algorithm, run.mode) == (name, mode)]
+        found = [moment for run in mine if (moment := when_learned(run)) is not None]
+        steps = [run.num_steps for run in mine]
+        cells = [SETUPS[name].name, mode, str(len(mine)), str(len(found))]
+        cells += [spread([float(moment[part]) for moment in found], part) for part in (0, 1)]
+        cells += [spread([run.trained for run in mine], 2), f"{median(steps):,.0f}"]
+        cells += [spread([run.seconds for run in mine], 0)]
+        cells += [f"{median(run.num_steps / run.seconds for run in mine):,.0f}"]
+        shares = [run.steps_dropped / (run.steps_dropped + run.num_steps) for run in mine]
+        cells += [f"{median(shares):.0%}", f"{median(run.mean_lag for run in mine):.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    start = [run.start_seconds for run in runs]
+    lines += [
+        "",
+        f"*Seconds* are those of the training. The command takes {spread(start, 0)} more: imports, the simulator's "
+        "start, the last checkpoint. Isaac Lab's kernels were compiled before; that takes most of a minute once per "
+        "machine. The machine has two cores, and other programs used it meanwhile (*others used of it*, below), so "
+        "seconds are no measure of what an idle machine does.",
+        "",
+        "Flags, besides `--device cpu --headless --mode MODE --seed SEED`:",
+        "",
+    ]
+    for name, setup in SETUPS.items():
+        for flags in dict.fromkeys(run.flags for run in runs if run.algorithm == name):
+            modes = dict.fromkeys(run.mode for run in runs if (run.algorithm, run.flags) == (name, flags))
+            lines.append(
+                f"- {setup.name}, {', '.join(mode for mode in MODES if mode in modes)}: `--algo {name} {flags}`"
+            )
+    packages = sorted({", ".join(f"{key} {value}" for key, value in run.packages.items()) for run in runs})
+    lines += ["", f"Simulator: {'; '.join(packages)}. `benchmarks/isaac_cartpole.py` wrote this.", ""]
+    lines.append("![Returns by steps and by seconds](isaac_cartpole.png)")
+    return "\n".join(lines).replace("%", " %") + "\n"
+
+
+def draw(runs: list[Run], path: Path) -> None:
+    names = [name for name in SETUPS if any(run.algorithm == name for run in runs)]
+    figure, plots = make_plots(2 * len(names))
+    for number, plot in enumerate(plots):
+        name, is_by_steps = names[number % len(names)], number < len(names)
+        for run in (run for run in runs if run.algorithm == name):
+            steps, scores, seconds = zip(*run.curve, strict=True)
+            plot.plot(steps if is_by_steps else seconds, scores, color=f"C{MODES.index(run.mode)}", alpha=0.7)
+        plot.axhline(REACHED, color="grey", linewidth=0.8, linestyle="--")
+        plot.set(title=SETUPS[name].name, xlabel="steps" if is_by_steps else "seconds", ylabel="return")
+        plot.set_ylim(-6, MOST + 0.2)
+    save(figure, path, [plots[0].plot([], [], color=f"C{place}", label=mode)[0] for place, mode in enumerate(MODES)])
+
+
+def write_reports(folder: Path) -> str:
+    file, picture = RunFile(folder / "isaac_cartpole.json", Run), folder / "isaac_cartpole.png"
+    runs = sorted(file.records, key=lambda run: run.key)
+    if not is_drawn(picture):
+        draw(runs, picture)
+    return write_report(folder / "isaac_cartpole.md", markdown(runs), file.stamped())
 
 
 def main() -> None:
@@ -226,6 +344,7 @@ def main() -> None:
             continue
         file.replace(run, "algorithm", "mode", "seed")
         print(*case, f"learned {when_learned(run)}, {run.seconds:.0f} s, trained {run.trained}", flush=True)
+    print(write_reports(options.output))
 
 
 if __name__ == "__main__":

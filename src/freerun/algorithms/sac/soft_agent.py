@@ -49,7 +49,7 @@ class SoftAgent:
         self._share = 1 / self._learner_group.count  # this learner's share of the rows of the last batch
         self._config = config
         self._device = device
-        self.networks = networks or SoftNetworks(spec, config.learning_rate, seed, device)
+        self.networks = networks or SoftNetworks(spec, config.learning_rate, seed, device, config.initial_temperature)
         self.generator = torch.Generator(device).manual_seed(seed)
         self._counters = StepCounters(METRICS, device)
         # The usual heuristic: minus the number of actions (Haarnoja et al. 2018b, appendix D)
