@@ -50,7 +50,7 @@ test-cyborg: $(INSTALLED)
 test-isaac: $(ISAAC)/.installed
 	ISAACSIM_ASSET_ROOT="$(abspath $(ISAAC))/assets" PYTHONPATH=src $(ISAAC)/bin/python -m pytest -W default -o timeout=1200 tests/isaac
 
-$(ISAAC)/.installed: tests/isaac/requirements.txt tests/isaac/make_assets.py
+$(ISAAC)/.installed: pyproject.toml tests/isaac/requirements.txt tests/isaac/make_assets.py
 	@$(ISAAC_PYTHON) -c "" 2>/dev/null || { echo "Isaac Lab 3 needs Python 3.12: make test-isaac ISAAC_PYTHON=<its path>"; exit 2; }
 	$(ISAAC_PYTHON) -m venv $(ISAAC)
 	$(ISAAC)/bin/pip install -q -r tests/isaac/requirements.txt

@@ -82,6 +82,15 @@ BENCHMARKS = {
         )
     ),
     "image_learner": Benchmark(PPO),
+    "isaac_cartpole": Benchmark(
+        (
+            *TRAINING,
+            "src/freerun/algorithms/fastsac",
+            *MBPO,
+            "src/freerun/adapters/isaac_lab.py",
+            "tests/isaac/make_assets.py",
+        )
+    ),
     "learner_speed": Benchmark(MBPO, flags=OUTPUT),
     "learner_speed_cpu": Benchmark((*PPO, *SAC)),
     "learner_threads": Benchmark(

@@ -241,6 +241,21 @@ def test_what_isaac_lab_lacks_is_told_in_its_own_words(fake: int) -> None:
         isaac_launch.launch("Isaac-PhysX-Only-v0", 4, "cpu")
 
 
+@pytest.mark.parametrize("version", [3])
+@pytest.mark.parametrize("lacks", ["omni", "ground.usd"])
+def test_files_that_cannot_be_loaded_are_told_with_the_folder_that_should_have_them(make_env: Make, lacks: str) -> None:
+    with pytest.raises(UserError, match=rf"{TASK}: .*{lacks}.*set ISAACSIM_ASSET_ROOT"):
+        make_env(lacks=lacks)
+
+
+def test_a_start_that_may_compile_for_minutes_says_so(
+    make_env: Make, version: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_env()
+    told = f"Isaac Lab starts {TASK}: the first time on a machine it compiles its kernels, which takes minutes\n"
+    assert capsys.readouterr().err == (told if version == 3 else "")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said_before_the_simulator_starts(fake: int) -> None:
     with pytest.raises(UserError, match=r"--device cuda:0 needs a GPU, and there is none"):
@@ -472,7 +487,7 @@ def test_a_simulator_that_fails_ends_the_run_with_its_own_words_and_a_policy(ver
     [
         (["--task", "Isaac-Countin-Direct-v0"], "did you mean Isaac-Counting-Direct-v0"),
         (["--task", TASK, "--mode", "pipes"], "use sync, continuous, batch"),
-        (["--task", TASK, "--algo", "sac"], "bounded Box"),
+        (["--task", TASK, "--algo", "sac"], "--env-args clip_actions 1.0"),
         (["--task", TASK, "--env-args", "speed", "3"], "no such field"),
     ],
 )

@@ -276,13 +276,15 @@ def test_mbpo_has_the_same_two_learners() -> None:
 
 
 @pytest.mark.parametrize("kind", [SAC, MBPO])
-def test_the_header_says_who_computes_gradients(kind: type[SAC] | type[MBPO]) -> None:
-    note = kind.traits.learner_note
+def test_the_header_says_who_computes_how_many_gradients(kind: type[SAC] | type[MBPO]) -> None:
+    note, make = kind.traits.learner_note, SACConfig if kind is SAC else MBPOConfig
     assert note is not None
-    assert note(SACConfig(), "cpu") == "fast learner"
-    assert note(SACConfig(), "cuda") == "fast learner"
-    assert note(SACConfig(learner="torch"), "cuda:0") == "torch learner"
-    assert note(SACConfig(learner="torch"), "cpu") == "torch learner"
+    pace = "updates of 50 steps, 2 gradient steps per step on batches of 256"
+    pace += ", and up to 10 of the model" if kind is MBPO else ""
+    assert note(make(updates_per_step=2.0), "cpu") == f"{pace} · fast learner"
+    assert note(make(updates_per_step=2.0), "cuda") == f"{pace} · fast learner"
+    assert note(make(updates_per_step=2.0, learner="torch"), "cpu") == f"{pace} · torch learner"
+    assert note(make(updates_per_step=2.0, learner="torch"), "cuda:0") == f"{pace} · torch learner"
 
 
 def test_fast_is_refused_where_it_cannot_be() -> None:

@@ -232,7 +232,7 @@ def test_every_way_of_learning_runs_and_goes_on(settings: dict[str, Any], run_di
         ({"v_min": 3.0, "v_max": 1.0}, "--v-max must be above --v-min"),
         ({"noise_range": (0.4, 0.1)}, "--noise-range must be two numbers"),
         ({"policy_delay": 0}, "--policy-delay"),
-        ({"initial_temperature": 0.0}, "--initial-temperature above 0"),
+        ({"initial_temperature": 0.0}, "--initial-temperature must be above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sentence: str) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
+import freerun
 from freerun.adapters import isaac_launch
 from freerun.adapters.isaac_lab import IsaacLabEnv, make, make_here
 from freerun.adapters.isaac_process import IsaacLabProcess
@@ -91,9 +94,14 @@ def test_one_simulation_per_process_and_the_next_in_another(env: IsaacLabEnv) ->
     assert other.process.exitcode == 0
 
 
-def freerun_train(*words: str) -> subprocess.CompletedProcess[str]:
+def freerun_train(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "freerun", "train", *words], capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, "-m", "freerun", "train", *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
 
 
@@ -117,3 +125,46 @@ def test_ppo_in_batch_mode_balances_the_pole(tmp_path: Path) -> None:
     print("steps, return:", [(record["step"], record["return_mean"]) for record in records[::10]])
     assert best >= 4.9
     assert any("Metrics/success_rate" in record for record in records)
+
+
+SMALL = ("--num-envs", "32", "--hidden-sizes", "16", "16", "--batch-size", "32", "--total-steps", "2560")
+FAST_SAC = ("fastsac", "--updates-per-vector-step", "2")
+MBPO = ("mbpo", "--preset", "mbpo-small", "--updates-per-step", "0.1", "--rollouts-per-step", "2")
+
+
+@pytest.mark.parametrize("mode", ["sync", "batch", "continuous"])
+@pytest.mark.parametrize("algorithm", [FAST_SAC, MBPO], ids=lambda words: words[0])
+def test_algorithms_that_need_limits_train_within_those_of_clip_actions(
+    algorithm: tuple[str, ...], mode: str, tmp_path: Path
+) -> None:
+    name, *flags = algorithm
+    run = freerun_train(
+        *("--task", TASK, "--algo", name, *flags, *SMALL, "--env-args", "clip_actions", "1.0"),
+        *("--mode", mode, "--device", "cpu", "--display", "lines", "--run-dir", str(tmp_path / "run")),
+    )
+    assert run.returncode == 0, run.stderr
+    assert "gradient steps per step on batches of 32" in run.stderr
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["agent_updates"] > 20
+    assert last["bad_gradients"] == 0
+    assert last["real_data"] == last["step"] >= 2560
+    if name == "mbpo":
+        assert last["model_data"] > 0
+        assert last["model_version"] > 1
+    low, high = freerun.load_policy(tmp_path / "run").predict(
+        np.array([[0.0, 50.0, 0.0, 50.0], [0.0, -50.0, 0.0, -50.0]], np.float32)
+    )
+    assert max(abs(low), abs(high)) <= 1.0
+
+
+def test_without_limits_these_algorithms_name_the_setting(tmp_path: Path) -> None:
+    run = freerun_train("--task", TASK, "--algo", "sac", "--device", "cpu", "--run-dir", str(tmp_path / "run"))
+    assert run.returncode == 2
+    assert "--env-args clip_actions 1.0" in run.stderr.splitlines()[-1]
+
+
+def test_without_the_tasks_files_the_folder_that_should_have_them_is_named(tmp_path: Path) -> None:
+    words = ("--task", TASK, "--device", "cpu", "--run-dir", str(tmp_path / "run"))
+    run = freerun_train(*words, ISAACSIM_ASSET_ROOT=str(tmp_path))
+    assert run.returncode == 2
+    assert "set ISAACSIM_ASSET_ROOT to a folder that has them" in run.stderr.splitlines()[-1]

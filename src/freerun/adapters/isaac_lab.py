@@ -35,7 +35,9 @@ def make_here(
     """Environments of a task in this process. `settings` are those of `isaac_launch.launch`."""
     isaac_launch.launch(task, num_envs, device, headless, seed, **settings)
     simulation = isaac_launch.take()
-    return IsaacLabEnv(gymnasium.make(task.removeprefix(isaac_launch.ANY_NAME), cfg=simulation.config), clip_actions)
+    with isaac_launch.explained(task):  # making the environments loads the task's files
+        env = gymnasium.make(task.removeprefix(isaac_launch.ANY_NAME), cfg=simulation.config)
+    return IsaacLabEnv(env, clip_actions)
 
 
 class IsaacLabEnv:

@@ -12,6 +12,7 @@ import ctypes
 import difflib
 import importlib
 import importlib.util
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,12 @@ ANY_NAME = "isaac:"
 BUILT_IN_TASKS = {"Isaac-Exploration-Rough-Drone-v0": "freerun/RoughDrone-v0"}
 """Tasks that freerun can simulate itself, and the environment that does."""
 INSTALL = "install Isaac Lab: `pip install isaaclab` into Python 3.12 (version 3), or version 2 with Isaac Sim"
+FIRST_START = "the first time on a machine it compiles its kernels, which takes minutes"
+"""Said at each start, because Isaac Lab does not say it and later starts take seconds."""
 NUM_MATCHES = 5
+ASSET_CLIENT = "omni"
+"""The package by which Isaac Lab downloads robots and grounds from NVIDIA's server. Isaac Sim brings it."""
+ASSETS = "set ISAACSIM_ASSET_ROOT to a folder that has them (docs/isaac.md)"
 
 
 @dataclass
@@ -76,7 +82,7 @@ def start_app(device: str, headless: bool) -> None:
     if _app is not None or not is_installed():
         return
     check_device(device)
-    with _explained("Isaac Sim"), _without_arguments():
+    with explained("Isaac Sim"), _without_arguments():
         app_module = importlib.import_module("isaaclab.app")
         # Version 3 has this function instead of the class below.
         if not hasattr(app_module, "launch_simulation"):
@@ -112,9 +118,11 @@ def launch(
     if "physics" in settings:
         arguments["physics"] = settings.pop("physics")
     runtime = contextlib.ExitStack()
-    with _explained(task), _without_arguments():
+    with explained(task), _without_arguments():
         config = _config(task, num_envs, device, seed, settings)
         if _app is None:
+            if multiprocessing.parent_process() is None:  # once, however many collectors there are
+                print(f"Isaac Lab starts {task}: {FIRST_START}", file=sys.stderr, flush=True)
             runtime.enter_context(importlib.import_module("isaaclab.app").launch_simulation(config, arguments))
     _simulation = IsaacSimulation(task, config, runtime)
     atexit.register(stop, 0)
@@ -211,12 +219,18 @@ def _set(config: Any, name: str, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def _explained(task: str) -> Iterator[None]:
-    """Turn Isaac Lab's report of a missing package into a UserError. For Isaac Sim it reports by raising SystemExit."""
+def explained(task: str) -> Iterator[None]:
+    """Turn Isaac Lab's report of what is missing into a UserError. For Isaac Sim it reports by raising SystemExit."""
     try:
         yield
     except ImportError as error:
-        raise UserError(f"{task}: Isaac Lab cannot be imported as {error}; install what it lacks") from error
+        if (error.name or "").partition(".")[0] == ASSET_CLIENT:
+            lack = f"its files cannot be downloaded without the package {error.name}: {ASSETS}"
+        else:
+            lack = f"Isaac Lab cannot be imported as {error}; install what it lacks"
+        raise UserError(f"{task}: {lack}") from error
+    except FileNotFoundError as error:
+        raise UserError(f"{task}: {error}; {ASSETS}") from error
     except SystemExit as error:
         raise UserError(f"{task} cannot be simulated here. Isaac Lab says: {error}") from None
 

@@ -28,6 +28,7 @@ class Config:
         self.reuses_obs = False
         self.fails_at: int | None = None
         self.separate_terms = False
+        self.lacks = ""
         self.actions: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (2,), np.float32)
         if VERSION == 3:
             self.compute_final_obs = False

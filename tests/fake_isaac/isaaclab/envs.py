@@ -16,6 +16,10 @@ class CountingEnv(gymnasium.Env[Any, Any]):
     open_simulations: ClassVar[int] = 0
 
     def __init__(self, cfg: Config, **_: Any):
+        if cfg.lacks == "omni":  # what the download of a robot imports
+            raise ModuleNotFoundError("No module named 'omni'", name="omni")
+        if cfg.lacks:
+            raise FileNotFoundError(f"Unable to find the file: {cfg.lacks}")
         if CountingEnv.open_simulations:
             raise RuntimeError("Simulation context already exists. Cannot create a new one.")
         CountingEnv.open_simulations += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from freerun.algorithms.fastsac.critic_heads import Twins
-from freerun.algorithms.sac.off_policy_config import MOST_BATCH_SIZE
+from freerun.algorithms.sac.off_policy_config import MOST_BATCH_SIZE, pace_words
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.core import Common, RunScale, UserError, require_positive
 
@@ -73,8 +73,8 @@ class FastSACConfig(SACConfig):
                 f"--updates-per-vector-step {self.updates_per_vector_step:g} and --updates-per-step "
                 f"{self.updates_per_step:g} say the same thing twice: give one of them, or None for the one of a file"
             )
-        if (self.updates_per_vector_step or 0) < 0 or self.initial_temperature <= 0:
-            raise UserError("--updates-per-vector-step must be 0 or more, and --initial-temperature above 0")
+        if (self.updates_per_vector_step or 0) < 0:
+            raise UserError(f"--updates-per-vector-step must be 0 or more, not {self.updates_per_vector_step:g}")
         if self.v_min >= self.v_max or self.num_atoms < 2:
             raise UserError("--v-max must be above --v-min, with at least 2 --num-atoms between them")
         if not 0 <= self.noise_range[0] <= self.noise_range[1]:
@@ -97,7 +97,4 @@ def scaled_defaults(config: FastSACConfig, scale: RunScale) -> dict[str, Any]:
 
 def learner_note(config: FastSACConfig, device: str) -> str:
     """What a run learns with, for its header."""
-    return (
-        f"updates of {config.num_steps_per_update:,} steps, {config.work_per_step('updates_per_step'):.3g} gradient "
-        f"steps per step on batches of {config.rows_per_batch:,} · torch learner"
-    )
+    return f"{pace_words(config)} · torch learner"

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from gymnasium import spaces
 
+from freerun.algorithms.learners.fast_learner import learner_words
 from freerun.algorithms.mbpo.dynamics import Dynamics, EnsembleTraining
 from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
 from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy, UpdateBudget, computed_by
-from freerun.algorithms.sac.off_policy_config import scaled_defaults
+from freerun.algorithms.sac.off_policy_config import pace_words, scaled_defaults
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
-from freerun.algorithms.sac.soft_agent import SoftAgent, learner_note
+from freerun.algorithms.sac.soft_agent import SoftAgent, is_written_out
 from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics, UserError
 from freerun.cuda_graphs import GraphedStep
 
@@ -35,6 +36,12 @@ def _console_line(step: int, metrics: Mapping[str, float]) -> str:
     label = "AsyncMBPO" if metrics["concurrent_stages"] else "MBPO"
     names = ("real_data", "model_data", "agent_updates", "dynamics_updates")
     return f"[{label}] step={step} " + " ".join(f"{name}={metrics[name]:.0f}" for name in names)
+
+
+def learner_note(config: MBPOConfig, device: str) -> str:
+    """What a run learns with, for its header: where the model is large, its first training may take minutes."""
+    most = config.work_per_step("model_updates_per_step")
+    return f"{pace_words(config)}, and up to {most:.3g} of the model · {learner_words(is_written_out(config, device))}"
 
 
 class MBPO(OffPolicy):

@@ -83,7 +83,10 @@ class ActorSpec:
         """A Gaussian that stays within the action range, with a deviation that depends on the observation."""
         space = env.action_space
         if not isinstance(space, spaces.Box) or not space.is_bounded():
-            raise UserError(f"this algorithm needs actions in a bounded Box, not {space}: choose --algo ppo")
+            raise UserError(
+                f"this algorithm needs actions in a bounded Box, not {space}: choose --algo ppo, or set limits "
+                "(Isaac Lab, RSL-RL, mjlab: --env-args clip_actions 1.0)"
+            )
         spec = cls.of(env, hidden_sizes, activation, normalize_obs)
         return replace(spec, low=tuple(space.low.ravel().tolist()), high=tuple(space.high.ravel().tolist()))
 

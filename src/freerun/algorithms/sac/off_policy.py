@@ -16,7 +16,7 @@ from freerun.algorithms.learners.fast_learner import learner_words, uses_fast_le
 from freerun.algorithms.learners.shared_update import first_episode
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.sac.n_step_returns import n_step_returns
-from freerun.algorithms.sac.off_policy_config import OffPolicyConfig
+from freerun.algorithms.sac.off_policy_config import OffPolicyConfig, pace_words
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplaySample, StepBatch
 from freerun.core import (
     AnySegment,
@@ -34,7 +34,8 @@ from freerun.cuda_graphs import GraphedStep, resolve_acceleration
 
 
 def learner_note(config: OffPolicyConfig, device: str) -> str:
-    return learner_words(uses_fast_learner(config.learner, device))
+    """What a run learns with, for its header."""
+    return f"{pace_words(config)} · {learner_words(uses_fast_learner(config.learner, device))}"
 
 
 def computed_by(config: OffPolicyConfig, device: str) -> ComputedBy:

@@ -84,6 +84,14 @@ class OffPolicyConfig(ReplayConfig):
         return self.defaults_per_step[name] if amount is None else amount
 
 
+def pace_words(config: OffPolicyConfig) -> str:
+    """How much is learned from each step, for the header of a run."""
+    return (
+        f"updates of {config.num_steps_per_update:,} steps, {config.work_per_step('updates_per_step'):.3g} gradient "
+        f"steps per step on batches of {config.rows_per_batch:,}"
+    )
+
+
 def scaled_defaults(config: OffPolicyConfig, scale: RunScale) -> dict[str, Any]:
     """Return values for what was left open (docs/defaults.md)."""
     num_envs = scale.num_envs if scale.is_tensors else 1

@@ -13,7 +13,7 @@ from freerun.algorithms.learners.fast_learner import learner_words, uses_fast_le
 from freerun.algorithms.learners.shared_update import join_shares, share_of_rows
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.algorithms.sac.gpu_steps import GPUSoftSteps
-from freerun.algorithms.sac.off_policy_config import OffPolicyConfig
+from freerun.algorithms.sac.off_policy_config import OffPolicyConfig, pace_words
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
 from freerun.algorithms.sac.sac_config import SACConfig
 from freerun.algorithms.sac.soft_networks import SoftNetworks, critic_values
@@ -34,8 +34,8 @@ def is_written_out(config: OffPolicyConfig, device: str) -> bool:
 
 
 def learner_note(config: OffPolicyConfig, device: str) -> str:
-    """Who computes gradients, for the header of a run."""
-    return learner_words(is_written_out(config, device))
+    """What a run learns with, for its header."""
+    return f"{pace_words(config)} · {learner_words(is_written_out(config, device))}"
 
 
 class SoftAgent:
@@ -63,7 +63,7 @@ class SoftAgent:
         self._share = 1 / self._learner_group.count  # this learner's share of the rows of the last batch
         self._config = config
         self._device = device
-        self.networks = networks or SoftNetworks(spec, config.learning_rate, seed, device)
+        self.networks = networks or SoftNetworks(spec, config.learning_rate, seed, device, config.initial_temperature)
         self.generator = torch.Generator(device).manual_seed(seed)
         self._counters = StepCounters(METRICS, device)
         # The usual heuristic: minus the number of actions (Haarnoja et al. 2018b, appendix D)
