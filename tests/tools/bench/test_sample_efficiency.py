@@ -56,6 +56,6 @@ def test_a_report_shows_what_this_call_did_not_run(
     bench.main()
     report = (tmp_path / "sample_efficiency.md").read_text()
     assert "## Hopper-v5" in report
-    assert "| batch | 1 | -150 (-150 – -150) | 1 of 1 |" in report
+    assert "| batch | 1 | -150 (-150 – -150) | -150 | 1 of 1 |" in report
     assert (tmp_path / "sample_efficiency.json").read_bytes() == before
     assert report in capsys.readouterr().out
