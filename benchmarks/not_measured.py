@@ -41,7 +41,6 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
         EXAMPLE: ("7 s so far",),
         SETTING: ("200 SIGKILLs",),
     },
-    "fast_learner.md": {LIMIT: ("waits for 50 µs at most",)},
     "federated.md": {
         SETTING: ("4,000 episodes per site", "2,000 episodes per site", "name 2,000 episodes", "seeds from 100 on")
     },
