@@ -19,7 +19,10 @@ import torch
 from gymnasium import spaces
 
 from freerun.algorithms.learners.compiled_kernel import Kernel, compiled_kernel
-from freerun.algorithms.ppo.compiled_steps import calls
+from freerun.algorithms.policies.mlp_actor import ActorSpec
+from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
+from freerun.algorithms.policies.numpy_mlp import layers_of
+from freerun.algorithms.ppo.compiled_steps import CompiledMLP, calls
 from freerun.algorithms.ppo.ppo import PPO
 from freerun.algorithms.ppo.ppo_config import PPOConfig
 from freerun.core import EnvSpec, FloatArray, ObsGroups, Segment, mask_space
@@ -79,8 +82,15 @@ def segment(ppo: PPO, env: EnvSpec, num_steps: int = NUM_STEPS) -> Segment:
 
 def learn(env: EnvSpec, num_steps: int = NUM_STEPS, **settings: Any) -> tuple[FloatArray, dict[str, float]]:
     """The weights after two updates, and what the last one measured."""
-    ppo = PPO(env, PPOConfig(**{"minibatch_size": 350, "num_epochs": 3, **settings}), 0, "cpu", False)
-    steps = segment(ppo, env, num_steps)
+    ppo = make_ppo(env, **settings)
+    return update_twice(ppo, segment(ppo, env, num_steps))
+
+
+def make_ppo(env: EnvSpec, **settings: Any) -> PPO:
+    return PPO(env, PPOConfig(**{"minibatch_size": 350, "num_epochs": 3, **settings}), 0, "cpu", False)
+
+
+def update_twice(ppo: PPO, steps: Segment) -> tuple[FloatArray, dict[str, float]]:
     for version in (1, 2):
         ppo.observe([steps])
         metrics = dict(ppo.update(version, 0.0))
@@ -188,7 +198,13 @@ def test_threads_that_compute_at_the_same_time_get_the_same_bits() -> None:
     alone = learn(BOX)[0]
     kernel().set_threads(4)
     found: list[FloatArray] = []
-    callers = [threading.Thread(target=lambda: found.append(learn(BOX)[0])) for _ in range(3)]
+    learners = [make_ppo(BOX) for _ in range(3)]  # here: torch has one random generator for first weights
+    steps = segment(learners[0], BOX)
+
+    def update(ppo: PPO) -> None:
+        found.append(update_twice(ppo, steps)[0])
+
+    callers = [threading.Thread(target=update, args=(ppo,)) for ppo in learners]
     for caller in callers:
         caller.start()
     for number in (1, 3, 2, 4):  # and somebody changes the number meanwhile
@@ -232,15 +248,15 @@ def test_a_fork_while_another_thread_computes_does_no_harm() -> None:
     """The child finds locks that nobody will open, and is not held up by them.
 
     Nothing but the kernel computes here, because OpenBLAS hangs where its process forks at the same time."""
-    busy, mine = (PPO(BOX, PPOConfig(), 0, "cpu", False) for _ in range(2))
+    busy, mine = network(), network()
     x = torch.ones(2000, 5)
-    expected = mine._forward.value(x).numpy().copy()
+    expected = mine(x)
     kernel().set_threads(4)
     ends, results = threading.Event(), []
 
     def go_on() -> None:
         while not ends.is_set():
-            assert np.array_equal(busy._forward.value(x).numpy(), expected)
+            assert torch.equal(busy(x), expected)
 
     learner = threading.Thread(target=go_on)
     learner.start()
@@ -252,25 +268,35 @@ def test_a_fork_while_another_thread_computes_does_no_harm() -> None:
     assert results == [0] * 10
 
 
-def outputs_are(ppo: PPO, x: torch.Tensor, expected: FloatArray) -> bool:
+def network() -> CompiledMLP:
+    net = ActorCritic(ActorSpec(5, (64, 64), "tanh", (4,), 0, False))
+    flatten_parameters(net)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.fill_(0.1)
+    return CompiledMLP(kernel(), layers_of(net.critic), "tanh")
+
+
+def outputs_are(net: CompiledMLP, x: torch.Tensor, expected: torch.Tensor) -> bool:
     for num_threads in (1, 2):
         kernel().set_threads(num_threads)
-        if not np.array_equal(ppo._forward.value(x).numpy(), expected):
+        if not torch.equal(net(x), expected):
             return False
     return True
 
 
 PROGRAM = """
 import resource, torch
-from gymnasium import spaces
 from freerun.algorithms.learners.compiled_kernel import compiled_kernel
-from freerun.algorithms.ppo.ppo import PPO
-from freerun.algorithms.ppo.ppo_config import PPOConfig
-from freerun.core import EnvSpec
+from freerun.algorithms.policies.mlp_actor import ActorSpec
+from freerun.algorithms.policies.networks import ActorCritic, flatten_parameters
+from freerun.algorithms.policies.numpy_mlp import layers_of
+from freerun.algorithms.ppo.compiled_steps import CompiledMLP
 torch.set_num_threads(1)
-env = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(4))
-ppo, x = PPO(env, PPOConfig(), 0, "cpu", False), torch.rand(1000, 3)
-alone, kernel = ppo._forward.value(x), compiled_kernel()
+net, kernel, x = ActorCritic(ActorSpec(3, (64, 64), "tanh", (4,), 0, False)), compiled_kernel(), torch.rand(1000, 3)
+flatten_parameters(net)
+compute = CompiledMLP(kernel, layers_of(net.critic), "tanh")
+alone = compute(x)
 """
 
 
@@ -279,7 +305,7 @@ def run_program(end: str) -> None:
 
 
 def test_a_program_ends_although_its_helpers_wait() -> None:
-    run_program("kernel.set_threads(4)\nassert torch.equal(ppo._forward.value(x), alone)")
+    run_program("kernel.set_threads(4)\nassert torch.equal(compute(x), alone)")
 
 
 @NEEDS_PROC
@@ -287,9 +313,9 @@ def test_where_no_thread_can_be_had_the_calling_one_computes_alone() -> None:
     """The stack of another thread needs more memory than this process may take."""
     run_program(
         "kernel.set_threads(4)\n"
-        "ppo._forward._critic.make_room_for_threads()\n"
+        "compute.make_room_for_threads()\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, resource.RLIM_INFINITY))\n"
-        "assert torch.equal(ppo._forward.value(x), alone)\n"
+        "assert torch.equal(compute(x), alone)\n"
         "assert kernel.num_threads() == 1\n"
     )
