@@ -284,7 +284,8 @@ def markdown(runs: list[Run]) -> str:
         "steps and all environments step at once. For fast SAC and MBPO that of the most likely actions of ten to "
         "twenty checkpoints of the run, in one episode of each of "
         f"{NUM_TRIALS} environments; they were tried after the run, so this took none of its time. So rows of PPO and "
-        "of the others do not compare to the step. *Trained* is the policy at the end, as `freerun eval` finds it in "
+        "of the others do not compare to the step. Later returns may be lower again, as the curves show. "
+        "*Trained* is the policy at the end, as `freerun eval` finds it in "
         f"{NUM_TRIALS} episodes. *Dropped* are steps that were collected and not learned from, as a share of all. "
         "*Lag* is the mean number of updates by which weights that chose an action were old. Medians (lowest – "
         "highest) over seeds.",
@@ -309,8 +310,8 @@ def markdown(runs: list[Run]) -> str:
     lines += [
         "",
         f"*Seconds* are those of the training. The command takes {spread(start, 0)} more: imports, the simulator's "
-        "start, the last checkpoint. Isaac Lab's kernels were compiled before; that takes most of a minute once per "
-        "machine. The machine has two cores, and other programs used it meanwhile (*others used of it*, below), so "
+        "start, the last checkpoint. Isaac Lab's kernels had been compiled before, which happens once per machine. "
+        "The machine has two cores, and other programs used it meanwhile (*others used of it*, below), so "
         "seconds are no measure of what an idle machine does.",
         "",
         "Flags, besides `--device cpu --headless --mode MODE --seed SEED`:",
