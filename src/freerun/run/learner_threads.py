@@ -6,8 +6,9 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 
-from freerun.core import Metrics
+from freerun.core import Algorithm, Metrics
 from freerun.run.run_parts import RunParts
+from freerun.settings.config import AnyConfig
 from freerun.settings.factories import computed_by, has_open_threads, most_learner_threads, set_learner_threads
 from freerun.transport.processes import usable_cores
 
@@ -37,13 +38,21 @@ def make_learner_threads(parts: RunParts, machine_load: MachineLoad) -> LearnerT
         return None
     set_threads = functools.partial(set_learner_threads, config, algorithm)
     num_cores = len(usable_cores())
-    most = most_learner_threads(config, algorithm, num_cores)
-    threads = LearnerThreads(machine_load, set_threads, num_cores, most)
+    threads = LearnerThreads(machine_load, set_threads, num_cores, most_learner_threads(config, algorithm, num_cores))
+    threads.begin_with(first_threads(config, algorithm, parts.collector.num_workers, num_cores))
+    return threads
+
+
+def first_threads(config: AnyConfig, algorithm: Algorithm, num_workers: int, num_cores: int) -> int:
+    """Return how many threads the learner has in the first updates of a run."""
+    if isinstance(config.learner_threads, int):
+        return config.learner_threads
+    is_kernel = has_open_threads(config, algorithm) and computed_by(config, algorithm) == "kernel"
+    if not is_kernel or config.num_learners > 1:
+        return 1
     # The kernel's threads change no result and wait asleep, so they need not prove their worth first: they begin on the
     # cores that are left when each worker has one, and one is for the rest of this process.
-    if computed_by(config, algorithm) == "kernel" and config.num_learners == 1:
-        threads.begin_with(min(most, num_cores - 1 - parts.collector.num_workers))
-    return threads
+    return max(1, min(most_learner_threads(config, algorithm, num_cores), num_cores - 1 - num_workers))
 
 
 class LearnerThreads:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 import torch
 
+from freerun.algorithms.learners.compiled_kernel import compiled_kernel
+from freerun.algorithms.ppo.ppo import PPO
+from freerun.core import Metrics
+from freerun.run.learner_threads import first_threads
 from freerun.settings.config import AnyConfig
+from freerun.settings.defaults import complete
+from freerun.settings.factories import limit_threads, make_algorithm, make_factory
 from freerun.settings.presets import PRESETS
 from freerun.settings.registry import make_config
 from freerun.tools.probe import device_choice
+from freerun.tools.probe.measure import stand_in_for
 from freerun.tools.probe.update_costs import time_updates
 
 LIGHT: dict[str, Any] = {"num_workers": 1, "steps_per_update": 64, "num_epochs": 1, "hidden_sizes": (8,)}
@@ -26,8 +34,8 @@ def test_the_faster_of_two_devices_is_taken_and_said(
 ) -> None:
     """There is one kind of device here, so both trials are real and only their clocks differ."""
 
-    def slower_first(*of: Any) -> Any:
-        first, second = time_updates(*of)
+    def slower_first(*of: Any, has_threads: bool) -> Any:
+        first, second = time_updates(*of, has_threads)
         return type(first)(**{**vars(first), "seconds": second.seconds * 10}), second
 
     monkeypatch.setattr(device_choice, "SECONDS", 0.05)
@@ -58,6 +66,35 @@ def test_a_trial_is_needed_where_gradient_steps_are_not_recorded_or_gradients_ar
     for setting in ({"acceleration": "none"}, {"learner": "fast"}, {"learner": "numpy"}):
         assert not device_choice.gains_from_gpu(config(env="Pendulum-v1", algo="sac", **setting))
     assert not device_choice.gains_from_gpu(config())  # PPO
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+@pytest.mark.parametrize(("has_threads", "expected"), [(True, 3), (False, 1)])
+def test_a_cpu_is_tried_with_the_threads_that_a_run_begins_with(
+    monkeypatch: pytest.MonkeyPatch, has_threads: bool, expected: int
+) -> None:
+    kernel = compiled_kernel()
+    assert kernel is not None
+    monkeypatch.setattr("freerun.tools.probe.update_costs.usable_cores", lambda: range(16))
+    seen: set[int] = set()
+    update = PPO.update
+
+    def watched(self: PPO, version: int, progress: float) -> Metrics:
+        seen.add(kernel.num_threads())
+        return update(self, version, progress)
+
+    monkeypatch.setattr(PPO, "update", watched)
+    given = complete(config(num_workers=12, steps_per_update=512, minibatch_size=256))
+    time_updates([given], stand_in_for(make_factory(given).spec, 100), 0.05, has_threads)
+    assert seen == {expected}
+    assert kernel.num_threads() == 1
+
+
+def test_a_number_of_threads_that_was_given_is_tried() -> None:
+    given = complete(config(learner_threads=5))
+    algorithm = make_algorithm(given, make_factory(given))
+    assert first_threads(given, algorithm, num_workers=1, num_cores=2) == 5
+    limit_threads(1, 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -1,7 +1,8 @@
 """`--device auto`: makes a few updates on the CPU and on the GPU, and takes the faster one.
 
 A GPU is not always faster. A gradient step of a small network takes a CPU less time than it takes to start the kernels
-of that step on a GPU. Algorithms for which a GPU always is (`gains_from_gpu`) are not tried.
+of that step on a GPU. On the CPU the learner has as many threads as in a run. Algorithms for which a GPU always is
+faster (`gains_from_gpu`) are not tried.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def faster_of(config: AnyConfig, devices: Sequence[str]) -> AnyConfig:
     if getattr(config.algorithm, "learner", None) in ("fast", "numpy"):
         return dataclasses.replace(config, device="cpu")
     tried = [complete(dataclasses.replace(config, device=device)) for device in devices]
-    costs = time_updates(tried, stand_in_for(make_factory(config).spec, EPISODE_STEPS), SECONDS)
+    costs = time_updates(tried, stand_in_for(make_factory(config).spec, EPISODE_STEPS), SECONDS, has_threads=True)
     by_device = {device: cost.seconds for device, cost in zip(devices, costs, strict=True)}
     fastest = min(by_device, key=by_device.__getitem__)
     if not config.quiet:

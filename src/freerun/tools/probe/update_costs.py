@@ -16,10 +16,12 @@ from freerun.adapters.gymnasium_envs import GymnasiumFactory
 from freerun.collecting.rollouts.episode_numbers import next_from
 from freerun.collecting.rollouts.single_env_rollout import SingleEnvRollout
 from freerun.core import Algorithm, background_stages, callable_name
+from freerun.run.learner_threads import first_threads
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import make_algorithm
+from freerun.settings.factories import limit_threads, make_algorithm, set_learner_threads
 from freerun.settings.registry import find_algorithm
 from freerun.tools.probe.measurement import UpdateCost
+from freerun.transport.processes import usable_cores
 
 ENOUGH_UPDATES = 5
 MOST_UPDATE_SECONDS = 8.0
@@ -118,22 +120,36 @@ def sizes_to_time(configs: Sequence[AnyConfig]) -> list[AnyConfig]:
     return list(chosen.values())
 
 
-def time_updates(configs: Sequence[AnyConfig], stand_in: GymnasiumFactory, seconds: float) -> tuple[UpdateCost, ...]:
+def time_updates(
+    configs: Sequence[AnyConfig], stand_in: GymnasiumFactory, seconds: float, has_threads: bool = False
+) -> tuple[UpdateCost, ...]:
     """Measure a learner with each of these settings, on steps of the stand-in. They take turns, so that a machine which
-    changes its speed favours none of them."""
+    changes its speed favours none of them.
+
+    Each learner has one thread, or as many as a run with its settings begins with.
+    """
     # Collecting the garbage of all imports takes long: it happens here and not during one of the few updates.
     gc.collect()
-    learners = [_TimedLearner(config, make_algorithm(config, stand_in), stand_in, seconds) for config in configs]
+    made = [(config, make_algorithm(config, stand_in)) for config in configs]
+    learners = [_TimedLearner(config, algorithm, stand_in, seconds, has_threads) for config, algorithm in made]
     unfinished = [*learners]
     while unfinished:
         unfinished = [learner for learner in unfinished if learner.advance()]
+    limit_threads(1, 1)
     return tuple(learner.result() for learner in learners)
 
 
 class _TimedLearner:
     """An algorithm that learns from the stand-in, with a clock around its updates."""
 
-    def __init__(self, config: AnyConfig, algorithm: Algorithm, stand_in: GymnasiumFactory, most_seconds: float):
+    def __init__(
+        self,
+        config: AnyConfig,
+        algorithm: Algorithm,
+        stand_in: GymnasiumFactory,
+        most_seconds: float,
+        has_threads: bool,
+    ):
         solo = SingleEnvRollout(stand_in.make_one(), stand_in.spec, algorithm.policy, run_seed=0)
         self._episodes = solo.episodes(next_from(itertools.count()))
         self._config = config
@@ -142,6 +158,8 @@ class _TimedLearner:
         self._timed: list[tuple[int, float]] = []
         self._most_seconds = most_seconds
         self._seconds = 0.0
+        num_workers, num_cores = config.num_workers or 1, len(usable_cores())
+        self._num_threads = first_threads(config, algorithm, num_workers, num_cores) if has_threads else 1
 
     def advance(self) -> bool:
         """Make updates for a while; return False if there were enough of them before."""
@@ -151,6 +169,7 @@ class _TimedLearner:
         if num_timed >= ENOUGH_UPDATES or self._seconds > most_seconds:
             return False
         turn = 0.0
+        set_learner_threads(self._config, self._algorithm, self._num_threads)
         while turn < self._most_seconds / ENOUGH_UPDATES:
             begun = time.perf_counter()
             self._timed.append(self._update())
