@@ -107,7 +107,9 @@ def cell(mark: str) -> str:
     page, *section, row, column = mark.split("; ")
     column, in_millions, _ = column.partition(" in millions")
     column, _, place = column.partition("#")
-    rows = [one for one in page_of(page) if not section or one.section.startswith(section[0])]
+    in_section = [one for one in page_of(page) if not section or one.section.startswith(section[0])]
+    # "Pendulum-v1" also begins the section "Pendulum-v1, SAC".
+    rows = [one for one in in_section if section and one.section == section[0]] or in_section
     rows = [one for one in rows if any(head.startswith(column) for head in one.cells)]
     found = [one for one in rows if one.is_named(row, exactly=True)] or [
         one for one in rows if one.is_named(row, exactly=False)

@@ -1,6 +1,8 @@
-"""Does freerun's PPO learn as well as Stable-Baselines3's, with the same settings on the same machine?
+"""Do freerun's PPO and SAC learn as well as Stable-Baselines3's on the same machine?
 
-Every run is a process of its own; finished runs are kept in learning.json, so an interrupted benchmark continues.
+PPO is compared with the same settings in both, without lag and with it, and every mode with its default flags, too. SAC
+has the same defaults in both. Every run is a process of its own; finished runs are kept in learning.json, so an
+interrupted benchmark continues.
 """
 
 from __future__ import annotations
@@ -50,14 +52,32 @@ class Task:
     normalize_reward: bool = False
 
 
+@dataclass(frozen=True)
+class SACTask:
+    """What both libraries' SAC learns with: freerun's defaults, which are SB3's but for `learning_starts`."""
+
+    total_steps: int
+    learning_starts: int = 1000
+    batch_size: int = 256
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    target_rate: float = 0.005
+    hidden_units: int = 256
+    """In each of two layers."""
+
+
 # Where all episodes have one length (Pendulum 200, HalfCheetah 1000), num_envs gives SB3 whole episodes as well.
-TASKS = {
+SAC_TASK = ", SAC"
+"""The end of the names of tasks that SAC learns. What stands before it is the environment."""
+TASKS: dict[str, Task | SACTask] = {
     "CartPole-v1": Task(100_000),
     "Acrobot-v1": Task(150_000, normalize_obs=True),
     "LunarLander-v3": Task(400_000, gamma=0.999, gae_lambda=0.98, entropy_coef=0.01),
     "Pendulum-v1": Task(150_000, num_envs=5, learning_rate=1e-3, gamma=0.9),
     "InvertedPendulum-v5": Task(100_000),
     "HalfCheetah-v5": Task(400_000, num_envs=2, normalize_obs=True, normalize_reward=True),
+    f"Pendulum-v1{SAC_TASK}": SACTask(10_000),
+    f"InvertedPendulum-v5{SAC_TASK}": SACTask(10_000),
 }
 
 
@@ -78,12 +98,17 @@ class System:
     mode: str | None = None
     """freerun's way of collecting; none is SB3."""
     max_lag: int = 0
-    num_workers: int = 2
+    num_workers: int | None = 2
+    """None where the mode has none, or decides."""
     lag_correction: str = "decoupled"
     segments: bool = False
     """Collect as SB3 does, from as many environments and as many steps of each, instead of whole episodes."""
     default_flags: bool = False
-    """What `freerun train ENV` does: none of the task's settings but its number of steps."""
+    """What `freerun train ENV --mode …` does: none of the task's settings but its number of steps."""
+    num_envs_of_sac: int | None = None
+    """Environments where SAC learns: those of the mode's default would not finish an episode in so few steps."""
+    is_one_collector: bool = False
+    """The segments are those of a single collector, which steps all environments (--num-envs)."""
 
 
 REFERENCE = "sb3"
@@ -93,12 +118,32 @@ SYSTEMS = {
     "sync": System("freerun sync", "sync"),
     "pipes": System("freerun pipes", "pipes"),
     "executor": System("freerun executor", "executor"),
+    "ray": System("freerun ray", "ray"),
+    "batch": System("freerun batch", "batch", num_workers=None, segments=True, is_one_collector=True),
     "freerun-lag-1": System("freerun lag 1", "freerun", max_lag=1),
     "freerun-lag-4": System("freerun lag 4", "freerun", max_lag=4),
     "freerun-lag-4-vtrace": System("freerun lag 4, V-trace", "freerun", max_lag=4, lag_correction="vtrace"),
     "freerun-segments": System("freerun segments, lag 1", "freerun", max_lag=1, segments=True),
     "freerun-segments-lag-4": System("freerun segments, lag 4", "freerun", max_lag=4, segments=True),
     "default-flags": System("freerun, default flags", "freerun", default_flags=True),
+    **{
+        f"{mode}-default-flags": System(
+            f"freerun {mode}, default flags",
+            mode,
+            num_workers=num_workers,
+            default_flags=True,
+            num_envs_of_sac=num_envs,
+        )
+        for mode, num_workers, num_envs in (
+            ("sequential", None, None),
+            ("sync", 2, None),
+            ("pipes", 2, None),
+            ("executor", 2, None),
+            ("ray", 2, None),
+            ("batch", None, 2),
+            ("continuous", None, 4),  # one for each of its collectors
+        )
+    },
 }
 
 
@@ -142,23 +187,33 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        system = SYSTEMS[self.system]
+        system, task = SYSTEMS[self.system], TASKS[self.task]
+        of_system: dict[str, Any] = {"mode": system.mode}
+        if system.num_workers is not None:
+            of_system["num_workers"] = system.num_workers
+        if isinstance(task, SACTask) and system.mode is not None:
+            of_system["algo"] = "sac"
+            if system.num_envs_of_sac is not None:
+                of_system["num_envs"] = system.num_envs_of_sac
         if system.default_flags:
-            return {"mode": system.mode, "num_workers": system.num_workers, "total_steps": self.total_steps}
-        of_system: dict[str, Any] = {
-            "mode": system.mode,
-            "max_lag": system.max_lag,
-            "num_workers": system.num_workers,
-        }
+            return {**of_system, "total_steps": self.total_steps}
+        of_system["max_lag"] = system.max_lag
         if system.lag_correction != "decoupled":
             of_system["lag_correction"] = system.lag_correction
         if system.segments:
-            task = TASKS[self.task]
-            of_system["envs_per_worker"] = task.num_envs // system.num_workers
-            of_system["segment_steps"] = task.steps_per_update // (
-                task.num_envs // system.num_workers * system.num_workers
-            )
-        return {**asdict(TASKS[self.task]), **of_system, "total_steps": self.total_steps}
+            assert isinstance(task, Task)
+            num_workers = system.num_workers or 1
+            envs_per_worker = task.num_envs // num_workers
+            segment_steps = task.steps_per_update // (envs_per_worker * num_workers)
+            if system.is_one_collector:  # its --num-envs are the task's
+                of_system["num_steps_per_env"] = segment_steps
+            else:
+                of_system |= {"envs_per_worker": envs_per_worker, "segment_steps": segment_steps}
+        return {**asdict(task), **of_system, "total_steps": self.total_steps}
+
+    @property
+    def env(self) -> str:
+        return self.task.removesuffix(SAC_TASK)
 
     def __str__(self) -> str:
         return f"{self.task}, {SYSTEMS[self.system].label}, seed {self.seed}"
@@ -171,8 +226,14 @@ def plans(options: Options) -> list[Plan]:
         for seed in range(options.seeds)
         for task in options.tasks
         for system in options.systems
+        if is_compared(task, system)
     ]
     return sorted(made, key=lambda plan: (plan.seed, -plan.total_steps))
+
+
+def is_compared(task: str, system: str) -> bool:
+    """SAC learns with the default flags of every mode; PPO with the settings of the tasks, too."""
+    return isinstance(TASKS[task], Task) or system == REFERENCE or SYSTEMS[system].default_flags
 
 
 def fulfils(record: Record, plan: Plan) -> bool:
@@ -188,7 +249,7 @@ def is_of(record: Record, plan: Plan) -> bool:
 
 def run_sb3(plan: Plan) -> dict[str, Any]:
     import gymnasium
-    from stable_baselines3 import PPO
+    from stable_baselines3 import PPO, SAC
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
@@ -210,28 +271,50 @@ def run_sb3(plan: Plan) -> dict[str, Any]:
                 curve.append((self.num_timesteps, float(np.mean(recent)), time.perf_counter() - started))
 
     started = time.perf_counter()
-    # The monitor sits below the normaliser: returns are those of the environment.
-    envs: VecEnv = DummyVecEnv([lambda: Monitor(gymnasium.make(plan.task))] * task.num_envs)
-    if task.normalize_obs or task.normalize_reward:
-        envs = VecNormalize(envs, norm_obs=task.normalize_obs, norm_reward=task.normalize_reward, gamma=task.gamma)
-    model = PPO(
-        "MlpPolicy",
-        envs,
-        n_steps=task.steps_per_update // task.num_envs,
-        learning_rate=task.learning_rate,
-        n_epochs=task.num_epochs,
-        batch_size=task.minibatch_size,
-        gamma=task.gamma,
-        gae_lambda=task.gae_lambda,
-        clip_range=task.clip_range,
-        ent_coef=task.entropy_coef,
-        vf_coef=task.value_coef,
-        max_grad_norm=task.max_grad_norm,
-        policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": nn.Tanh},
-        stats_window_size=100,
-        seed=plan.seed,
-        device="cpu",
-    )
+
+    def make_envs(number: int) -> DummyVecEnv:
+        # The monitor sits below the normaliser: returns are those of the environment.
+        return DummyVecEnv([lambda: Monitor(gymnasium.make(plan.env))] * number)
+
+    def make_sac(task: SACTask) -> SAC:
+        return SAC(
+            "MlpPolicy",
+            make_envs(1),
+            learning_rate=task.learning_rate,
+            learning_starts=task.learning_starts,
+            batch_size=task.batch_size,
+            tau=task.target_rate,
+            gamma=task.gamma,
+            policy_kwargs={"net_arch": [task.hidden_units] * 2},
+            stats_window_size=100,
+            seed=plan.seed,
+            device="cpu",
+        )
+
+    def make_ppo(task: Task) -> PPO:
+        envs: VecEnv = make_envs(task.num_envs)
+        if task.normalize_obs or task.normalize_reward:
+            envs = VecNormalize(envs, norm_obs=task.normalize_obs, norm_reward=task.normalize_reward, gamma=task.gamma)
+        return PPO(
+            "MlpPolicy",
+            envs,
+            n_steps=task.steps_per_update // task.num_envs,
+            learning_rate=task.learning_rate,
+            n_epochs=task.num_epochs,
+            batch_size=task.minibatch_size,
+            gamma=task.gamma,
+            gae_lambda=task.gae_lambda,
+            clip_range=task.clip_range,
+            ent_coef=task.entropy_coef,
+            vf_coef=task.value_coef,
+            max_grad_norm=task.max_grad_norm,
+            policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": nn.Tanh},
+            stats_window_size=100,
+            seed=plan.seed,
+            device="cpu",
+        )
+
+    model = make_ppo(task) if isinstance(task, Task) else make_sac(task)
     model.learn(plan.total_steps, callback=Progress())
     return {
         "wall_seconds": time.perf_counter() - started,
@@ -248,11 +331,13 @@ def run_freerun(plan: Plan) -> dict[str, Any]:
     import freerun.algorithms.ppo.ppo
     import freerun.experiment  # before the clock starts: imports are not training
 
-    settings = {name: value for name, value in plan.settings.items() if name != "num_envs"}
+    system = SYSTEMS[plan.system]
+    is_a_flag = system.is_one_collector or system.default_flags  # else it is what SB3 has
+    settings = {name: value for name, value in plan.settings.items() if name != "num_envs" or is_a_flag}
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         summary = freerun.train(
-            plan.task,
+            plan.env,
             **settings,
             seed=plan.seed,
             run_dir=folder,
@@ -409,9 +494,10 @@ def report_on(options: Options, results: Results) -> str:
             {
                 SYSTEMS[system].label: [found[p] for p in wanted if (p.task, p.system) == (task, system) and p in found]
                 for system in options.systems
+                if is_compared(task, system)
             },
             options.seeds,
-            RANDOM_RETURNS[task],
+            RANDOM_RETURNS[task.removesuffix(SAC_TASK)],
         )
         for task in options.tasks
     ]
@@ -437,9 +523,12 @@ def write_reports(folder: Path) -> str:
 
 
 def describe(task: str, fraction: float) -> str:
-    defaults = {field.name: field.default for field in fields(Task)}
+    kind = type(TASKS[task])
+    defaults = {field.name: field.default for field in fields(kind)}
     special = [f"{name} {value}" for name, value in asdict(TASKS[task]).items() if value != defaults[name]]
-    return f"{', '.join(special)}; all else as `Task` has it.{f' Steps × {fraction}.' if fraction != 1 else ''}"
+    return (
+        f"{', '.join(special)}; all else as `{kind.__name__}` has it.{f' Steps × {fraction}.' if fraction != 1 else ''}"
+    )
 
 
 def main() -> None:

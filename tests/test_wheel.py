@@ -70,3 +70,14 @@ def test_a_wheel_trains_renders_and_shows_its_page_outside_the_clone(python: Pat
             (path, 200) for path in loaded
         ]
         process.communicate(timeout=20)
+
+
+def test_other_libraries_make_the_built_in_environments(python: Path, tmp_path: Path) -> None:
+    """As docs/own_environment.md says: Gymnasium imports the module that registers them, and no torch."""
+    code = """
+import sys, gymnasium
+env = gymnasium.make("freerun.adapters.catalog:freerun/TMaze-v0")
+env.reset(seed=0)
+print(type(env.unwrapped).__name__, "torch" in sys.modules)
+"""
+    assert run(python, tmp_path, "-W", "error", "-c", code).split() == ["TMaze", "False"]

@@ -148,7 +148,10 @@ def _check_view(factory: GymnasiumFactory, view: str) -> None:
 
 
 def with_caption(frame: Frame, text: str) -> Frame:
-    """A copy of the frame with a line of text in its upper left corner, on a darker ground."""
+    """A copy of the frame with a line of text in its lower left corner, on a darker ground.
+
+    Titles and scores of environments mostly stand at the top.
+    """
     from PIL import Image, ImageDraw
 
     font = _font(max(9.0, frame.shape[0] / 32))
@@ -157,7 +160,7 @@ def with_caption(frame: Frame, text: str) -> Frame:
     ImageDraw.Draw(paper).text((4 - left, 3 - top), text, fill=255, font=font)
     captioned = np.array(frame)
     # A frame that is smaller than the text shows its first part.
-    corner = captioned[: paper.height, : paper.width]
+    corner = captioned[-paper.height :, : paper.width]
     ink = np.asarray(paper, np.uint16)[: corner.shape[0], : corner.shape[1], None]
     # Half as bright where there is no ink, and white where there is.
     corner[:] = (corner // 2 * (255 - ink) + 255 * ink) // 255

@@ -34,8 +34,8 @@ def test_the_faster_of_two_devices_is_taken_and_said(
 ) -> None:
     """There is one kind of device here, so both trials are real and only their clocks differ."""
 
-    def slower_first(*of: Any, has_threads: bool) -> Any:
-        first, second = time_updates(*of, has_threads)
+    def slower_first(config: Any, stand_in: Any, seconds: float, has_threads: bool) -> Any:
+        first, second = time_updates(config, stand_in, seconds, has_threads)
         return type(first)(**{**vars(first), "seconds": second.seconds * 10}), second
 
     monkeypatch.setattr(device_choice, "SECONDS", 0.05)
