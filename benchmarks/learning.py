@@ -2,7 +2,7 @@
 
 PPO is compared with the same settings in both, without lag and with it, and every mode with its default flags, too. SAC
 has the same defaults in both. Every run is a process of its own; finished runs are kept in learning.json, so an
-interrupted benchmark continues.
+interrupted benchmark continues. Runs that were measured with other sources are made again.
 """
 
 from __future__ import annotations
@@ -446,7 +446,8 @@ def run_all(options: Options, results: Results) -> None:
     if options.fresh:
         for old in wanted:
             results.forget(old)
-    waiting = [plan for plan in wanted if not any(fulfils(record, plan) for record in results.records)]
+    current = [record for record in results.records if results.is_current(record)]
+    waiting = [plan for plan in wanted if not any(fulfils(record, plan) for record in current)]
     print(f"{len(wanted)} runs, {len(wanted) - len(waiting)} of them already in {results.path}", flush=True)
     running: list[Job] = []
     num_finished = len(wanted) - len(waiting)

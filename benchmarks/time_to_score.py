@@ -2,7 +2,8 @@
 
 Reached: after an update, the mean return of the last 100 training episodes (at least 20) is no less than the score. The
 clock starts when everything is built and nothing has been stepped. Every run is a process of its own on cores of its
-own; finished runs are kept in time_to_score.json, so an interrupted benchmark continues.
+own; finished runs are kept in time_to_score.json, so an interrupted benchmark continues. Runs that were measured with
+other sources are made again.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def run_all(options: Options, results: Results) -> None:
     if options.fresh:
         for old in wanted:
             results.forget(old)
-    waiting = [plan for plan in wanted if not any(map(plan.is_fulfilled_by, results.records))]
+    current = [record for record in results.records if results.is_current(record)]
+    waiting = [plan for plan in wanted if not any(map(plan.is_fulfilled_by, current))]
     print(f"{len(wanted)} runs, {len(wanted) - len(waiting)} of them already in {results.path}", flush=True)
     free_cores = options.core_sets()
     running: list[Job] = []
