@@ -14,12 +14,32 @@ RESULTS = Path(__file__).resolve().parent / "results"
 WRITES_PAGES = ("markdown", "report", "write_report", "table", "draw", "summary")
 """How those functions of a benchmark begin that only write pages. They are left out of fingerprints."""
 
-COLLECTING = ("src/freerun/core", "src/freerun/collecting", "src/freerun/transport")
-PPO = ("src/freerun/algorithms/learners", "src/freerun/algorithms/policies", "src/freerun/algorithms/ppo")
-SAC = ("src/freerun/algorithms/learners", "src/freerun/algorithms/policies", "src/freerun/algorithms/sac")
+
+def all_but(folder: str, *names: str) -> tuple[str, ...]:
+    """Return the modules of a folder without those that a benchmark never runs."""
+    files = sorted((REPOSITORY / folder).glob("*.py"))
+    assert set(names) <= {file.name for file in files}, folder
+    return tuple(file.relative_to(REPOSITORY).as_posix() for file in files if file.name not in names)
+
+
+COLLECTING = (
+    "src/freerun/core",
+    *(f"src/freerun/collecting/{part}" for part in ("modes", "rollouts", "scheduling", "workers")),
+    "src/freerun/transport",
+)
+ON_RAY = ("src/freerun/collecting/ray",)
+DEVICE_ACTORS = ("device_actor.py", "memory_device_actor.py")
+ON_TENSORS = ("src/freerun/collecting/tensors", *(f"src/freerun/algorithms/policies/{name}" for name in DEVICE_ACTORS))
+LEARNERS = ("src/freerun/algorithms/learners", *all_but("src/freerun/algorithms/policies", *DEVICE_ACTORS))
+PPO = (*LEARNERS, *all_but("src/freerun/algorithms/ppo", "graphed_epochs.py"))
+SAC = (*LEARNERS, *all_but("src/freerun/algorithms/sac", "gpu_steps.py"))
 MBPO = (*SAC, "src/freerun/algorithms/mbpo")
+ON_GPUS = (
+    *("src/freerun/cuda_graphs.py", "src/freerun/algorithms/ppo/graphed_epochs.py"),
+    "src/freerun/algorithms/sac/gpu_steps.py",
+)
 TRAINING = (*COLLECTING, *PPO, "src/freerun/settings/defaults.py")
-TENSORS = (*TRAINING, "src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_physics.py")
+TENSORS = (*TRAINING, *ON_TENSORS, "src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_physics.py")
 DEFENCE = (
     "src/freerun_envs/network_defence.py",
     "src/freerun_envs/network_red.py",
@@ -53,9 +73,9 @@ BENCHMARKS = {
     "batched_inference": Benchmark(TRAINING),
     # It compares two checkouts that it is given, so no other source makes it older.
     "before_after": Benchmark((), flags="OLD_SRC NEW_SRC"),
-    "beside_rsl_rl": Benchmark(TENSORS, flags=OUTPUT),
+    "beside_rsl_rl": Benchmark((*TENSORS, *ON_GPUS), flags=OUTPUT),
     "chaos_storms": Benchmark(
-        (*COLLECTING, "src/freerun/run", "tests/chaos.py", "tests/sealed_env.py"), ("chaos/chaos.json",)
+        (*COLLECTING, *ON_RAY, "src/freerun/run", "tests/chaos.py", "tests/sealed_env.py"), ("chaos/chaos.json",)
     ),
     "cyber": Benchmark(
         (*TRAINING, *DEFENCE, "src/freerun/adapters/cyborg.py"),
@@ -66,7 +86,7 @@ BENCHMARKS = {
     "default_flags": Benchmark((*TRAINING, *SAC, *RUNNERS)),
     "default_sizes": Benchmark(TRAINING, others=("Stable-Baselines3",)),
     "dqn_learning": Benchmark((*COLLECTING, "src/freerun/algorithms/dqn"), others=("Stable-Baselines3",)),
-    "drone_learning": Benchmark((*TENSORS, "src/freerun/algorithms/fastsac", *MBPO)),
+    "drone_learning": Benchmark((*TENSORS, "src/freerun/algorithms/fastsac", *MBPO, *ON_GPUS)),
     "drone_pilots": Benchmark(("src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_pilots.py")),
     "federation": Benchmark((*TRAINING, *DEFENCE, "src/freerun/tools/federation")),
     "gallery": Benchmark(TENSORS),
@@ -81,14 +101,12 @@ BENCHMARKS = {
     "image_learner": Benchmark(PPO),
     "isaac_cartpole": Benchmark(
         (
-            *TRAINING,
-            "src/freerun/algorithms/fastsac",
-            *MBPO,
+            *(*TRAINING, *ON_TENSORS, "src/freerun/algorithms/fastsac", *MBPO),
             "src/freerun/adapters/isaac_lab.py",
             "tests/isaac/make_assets.py",
         )
     ),
-    "learner_speed": Benchmark(MBPO, flags=OUTPUT),
+    "learner_speed": Benchmark((*MBPO, *ON_GPUS), flags=OUTPUT),
     "learner_speed_cpu": Benchmark((*PPO, *SAC)),
     "learner_threads": Benchmark(
         (
@@ -96,10 +114,10 @@ BENCHMARKS = {
             *("src/freerun/run/outputs.py", "src/freerun/settings/factories.py"),  # who gets more threads
         )
     ),
-    "learning": Benchmark((*TRAINING, *SAC), others=("sb3",)),
+    "learning": Benchmark((*TRAINING, *ON_RAY, *SAC), others=("sb3",)),
     "masked_learning": Benchmark((*TRAINING, *DEFENCE), others=("MaskablePPO",), sources_of_others=DEFENCE),
     "matrix": Benchmark(
-        TRAINING,
+        (*TRAINING, *ON_RAY),
         tuple(f"bench_{name}/report.json" for name in ("cartpole", "halfcheetah", "network_defence", "straggler")),
         flags="--run --again --only {folder}",
     ),
@@ -112,12 +130,12 @@ BENCHMARKS = {
     ),
     "network_defence": Benchmark((*DEFENCE, "benchmarks/network_defence_cyborg.py")),
     "overhead": Benchmark(COLLECTING),
-    "overlap": Benchmark((*COLLECTING, *SAC), flags=OUTPUT),
+    "overlap": Benchmark((*COLLECTING, *ON_TENSORS, *SAC, *ON_GPUS), flags=OUTPUT),
     "peers": Benchmark((*TRAINING, *RUNNERS)),
     "probe_accuracy": Benchmark((*TRAINING, "src/freerun/tools/probe")),
-    "ray_straggler": Benchmark(TRAINING, ("ray/ray.json",)),
-    "sample_efficiency": Benchmark((*COLLECTING, *MBPO)),
-    "scaling": Benchmark((*COLLECTING, *PPO)),
+    "ray_straggler": Benchmark((*TRAINING, *ON_RAY), ("ray/ray.json",)),
+    "sample_efficiency": Benchmark((*COLLECTING, *MBPO, *ON_GPUS)),
+    "scaling": Benchmark((*COLLECTING, *ON_RAY, *PPO)),
     "simulators": Benchmark(
         (*TRAINING, *SIMULATORS),
         flags="--again",
@@ -126,11 +144,11 @@ BENCHMARKS = {
     ),
     "sweeping": Benchmark((*TRAINING, "src/freerun/tools/sweep"), others=("sb3",)),
     "tensor_modes": Benchmark(
-        TENSORS,
+        (*TENSORS, *ON_GPUS),
         ("tensor_modes/tensor_modes.json", "tensor_modes_compile/tensor_modes.json"),
         flags=OUTPUT,
     ),
-    "throughput": Benchmark(TRAINING),
+    "throughput": Benchmark((*TRAINING, *ON_RAY)),
     "time_to_score": Benchmark(
         (*TRAINING, *(f"benchmarks/time_to_score_{part}.py" for part in ("runs", "systems"))),
         ("time_to_score/time_to_score.json", "time_to_score_2_cores/time_to_score.json"),

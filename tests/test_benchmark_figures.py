@@ -175,10 +175,18 @@ def test_rows_of_other_systems_do_not_age_with_freerun() -> None:
     ours, theirs = (catalogue.sources_of(path, row) for row in ("freerun with masks", "MaskablePPO"))
     assert "benchmarks/masked_learning.py" in theirs
     assert set(theirs) < set(ours)
-    assert "src/freerun/algorithms/ppo" in ours
+    assert "src/freerun/algorithms/ppo/objective.py" in ours
     assert not [source for source in theirs if source.startswith("src/freerun/")]
     # A name within another one is another system.
     assert catalogue.sources_of(path, "freerun, as MaskablePPO") == ours
+
+
+def test_rows_of_a_cpu_do_not_age_with_what_runs_on_gpus_alone() -> None:
+    on_cpu, on_gpu = (catalogue.sources_of(Path(file)) for file in ("peers.json", "tensor_modes.json"))
+    for source in ("src/freerun/algorithms/ppo/graphed_epochs.py", "src/freerun/collecting/tensors"):
+        assert source in on_gpu
+        assert not [other for other in on_cpu if other.startswith(source)]
+    assert "src/freerun/algorithms/ppo/objective.py" in on_cpu
 
 
 def test_every_system_that_is_named_as_another_one_has_rows() -> None:

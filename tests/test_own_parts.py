@@ -35,7 +35,7 @@ class Gentle(PPO):
     def __init__(self, env: Any, config: GentleConfig, *more: Any):
         super().__init__(env, config, *more)
         assert self.config.learning_rate is not None
-        self._set_learning_rate(self.config.learning_rate / config.gentleness)
+        self._optimizer.set_learning_rate(self.config.learning_rate / config.gentleness)
 
 
 class Several(InlineCollector):

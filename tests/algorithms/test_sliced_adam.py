@@ -57,6 +57,19 @@ def test_a_step_that_must_not_be_taken_changes_nothing() -> None:
     assert state["step"] == 1
 
 
+def test_a_loaded_learning_rate_goes_into_the_tensor_that_a_captured_step_reads() -> None:
+    saved = SlicedAdam(weights_of(10), torch.tensor(0.5))
+    optimizer = SlicedAdam(weights_of(10), rate := torch.tensor(0.1))
+    optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate == 0.5
+    optimizer.set_learning_rate(0.25)
+    assert rate == 0.25
+    as_number = SlicedAdam(weights_of(10), 0.1)
+    as_number.load_state_dict(copy.deepcopy(saved.state_dict()))
+    assert as_number.param_groups[0]["lr"] == 0.5
+
+
 @NEEDS_GPU
 @pytest.mark.parametrize("size", [1, 1000, 100_001])
 def test_a_gpu_goes_on_with_the_state_of_torchs_adam(size: int) -> None:

@@ -25,6 +25,27 @@ class SlicedAdam(torch.optim.Adam):
         self._is_sliced = weights.device.type == "cuda"
         super().__init__([weights], learning_rate, eps=eps, fused=True, capturable=self._is_sliced)
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Change the number. If it lies in a tensor, which a captured gradient step reads, it stays the same tensor."""
+        for group in self.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state without replacing the learning rate's tensor.
+
+        Torch moves Adam's moments to the device of the weights, but leaves the learning rate where the checkpoint has
+        it: on the CPU. A captured gradient step would read it only once, while it is captured, and annealing would have
+        no effect. So the value goes into the tensor that the optimiser was made with.
+        """
+        learning_rate = self.param_groups[0]["lr"]
+        super().load_state_dict(state_dict)
+        (group,) = self.param_groups
+        loaded, group["lr"] = float(group["lr"]), learning_rate
+        self.set_learning_rate(loaded)
+
     @overload
     def step(self, closure: None = None) -> None: ...
 

@@ -187,7 +187,7 @@ class PPO:
         if self.config.anneal_learning_rate:
             assert self.config.learning_rate is not None  # `with_sizes`
             # Linear annealing: lr = lr_0 * (1 - progress), where progress rises from 0 to 1 over the run.
-            self._set_learning_rate(self.config.learning_rate * (1 - progress))
+            self._optimizer.set_learning_rate(self.config.learning_rate * (1 - progress))
 
         # Values, advantages and value targets with the weights of now.
         obs, batch = self._prepare(segments, version)
@@ -358,13 +358,6 @@ class PPO:
             else:
                 group["lr"] = float(new)
 
-    def _set_learning_rate(self, learning_rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(learning_rate)
-            else:
-                group["lr"] = learning_rate
-
     # ------------------------------------------------------------------------------------------ checkpoints
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -381,7 +374,8 @@ class PPO:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
-        self._load_optimizer(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors that it is given
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors that it is given
+        self._graphed_epochs.forget()  # a captured step would read moments that are no longer in use
         self._obs_moments.load_state_dict(state["obs_moments"])
         self.reward_scale.load_state_dict(state["reward_scale"])
         self._shuffle.set_state(state["shuffle"].cpu())
@@ -389,17 +383,3 @@ class PPO:
             # The moments may have been merged with others, which the statistics in `net` know nothing of.
             self._apply_obs_moments()
         self.net.export(self.policy)
-
-    def _load_optimizer(self, state: dict[str, Any]) -> None:
-        """Load a state without replacing the learning rate's tensor.
-
-        Torch moves Adam's moments to the device of the weights, but leaves the learning rate where the checkpoint has
-        it: on the CPU. A captured gradient step would read it only once, while it is captured, and annealing would have
-        no effect. So the value goes into the tensor that the optimiser was made with.
-        """
-        learning_rate = self._optimizer.param_groups[0]["lr"]
-        self._optimizer.load_state_dict(state)
-        (group,) = self._optimizer.param_groups
-        loaded, group["lr"] = float(group["lr"]), learning_rate
-        self._set_learning_rate(loaded)
-        self._graphed_epochs.forget()  # a captured step would read moments that are no longer in use
