@@ -3,11 +3,9 @@
 Run it in the environment that `make test-federated` makes: build/federated/bin/python benchmarks/federation.py
 
 `pooled` is training on all sites' data, with the settings of the preset: one learner gets the episodes of all four, as
-many in each update and in all as the four sites together. `pooled-large` has as many in all, in a quarter of the
-updates; `pooled-small` has minibatches of half the size, and so twice the gradient steps. The others share their
-policies after every few updates, as float16, and keep their critics (`SITE_SETTINGS`, `SHARING`). `own` trains every
-site alone, with the same settings; `own-preset` with those of the preset. Workers may be one update ahead, as the
-preset allows, except in the rows with `no-lag`. All are judged on fresh episodes of all sites.
+many in each update and in all as the four sites together. The others share their policies after every few updates, as
+float16, and keep their critics (`SITE_SETTINGS`, `SHARING`). `own` trains every site alone, with the same settings.
+Workers may be one update ahead, as the preset allows. All are judged on fresh episodes of all sites.
 
 Bytes are those that leave or reach the sites: weights and moments of the start, of every round and of the end, or the
 observations, actions, rewards, log-probabilities and ends of every step, as freerun's workers send them. (The policies
@@ -52,8 +50,6 @@ STRATEGIES = get_args(Strategy)
 HIDDEN_SIZES = (64, 64)
 EPISODES_PER_UPDATE, MINIBATCH_SIZE = 40, 500
 """Of `pooled`, as in the preset."""
-NO_LAG = "-no-lag"
-"""The end of the names of systems whose workers wait for every update. The others may be one ahead, as the preset."""
 SITE_SETTINGS = {
     "episodes_per_update": EPISODES_PER_UPDATE // 4,
     "minibatch_size": MINIBATCH_SIZE // 4,
@@ -74,16 +70,7 @@ class Options:
     episodes: int = 4000
     """Episodes of each site. With half as many, two runs of the same settings differ by up to six points."""
     seeds: tuple[int, ...] = (0, 1)
-    systems: tuple[str, ...] = (
-        "own",
-        "own-preset",
-        "pooled",
-        "pooled-no-lag",
-        "pooled-large",
-        "pooled-small",
-        "fedavg-no-lag",
-        *STRATEGIES,
-    )
+    systems: tuple[str, ...] = ("own", "pooled", *STRATEGIES)
     again: bool = False
     """Run again what was run before, and replace it."""
     num_workers: int = 1
@@ -156,20 +143,16 @@ class MeasuredPPO(PPO):
         super().observe(segments)
 
 
-def settings(system: str, options: Options, seed: int, episodes: int) -> dict[str, Any]:
+def settings(options: Options, seed: int, episodes: int) -> dict[str, Any]:
     sizes = {"hidden_sizes": HIDDEN_SIZES, "episodes_per_update": EPISODES_PER_UPDATE, "minibatch_size": MINIBATCH_SIZE}
     own = {"total_episodes": episodes, "seed": seed, "num_workers": options.num_workers, "quiet": True}
-    lag = {"max_lag": 0} if system.endswith(NO_LAG) else {}
-    return {**settings_of(["defender"]), **sizes, **own, **lag}
+    return {**settings_of(["defender"]), **sizes, **own}
 
 
 def recorded(system: str) -> dict[str, Any]:
     """Return the settings that are kept with a run: a run with others than those of now is another row of the table."""
-    strategy = system.removesuffix(NO_LAG)
-    if strategy in STRATEGIES:
-        return {**SITE_SETTINGS, **SHARING, **OF_STRATEGY.get(strategy, {})}
-    if system == "pooled-small":
-        return {"minibatch_size": MINIBATCH_SIZE // 2}
+    if system in STRATEGIES:
+        return {**SITE_SETTINGS, **SHARING, **OF_STRATEGY.get(system, {})}
     return dict(SITE_SETTINGS) if system.partition(":")[0] == "own" else {}
 
 
@@ -197,31 +180,26 @@ def finished(result: Any) -> Path:
 
 def train(system: str, seed: int, options: Options, folder: Path) -> list[Trained]:
     began = time.perf_counter()
-    if system.startswith("own"):
+    if system == "own":
         found = []
         for number, (name, site) in enumerate(SITES.items()):
-            common = settings(system, options, seed * len(SITES) + number, options.episodes)
-            config = {**common, **(SITE_SETTINGS if system == "own" else {}), **site}
+            config = {**settings(options, seed * len(SITES) + number, options.episodes), **SITE_SETTINGS, **site}
             found.append((f"{system}: {name}", finished(freerun.train(**config, run_dir=folder / name)), 0))
-    elif system.startswith("pooled"):
-        config = settings(system, options, seed, len(SITES) * options.episodes)
-        if system == "pooled-large":
-            config["episodes_per_update"] *= len(SITES)
-        config |= recorded(system)
+    elif system == "pooled":
+        config = settings(options, seed, len(SITES) * options.episodes)
         MeasuredPPO.num_bytes = 0
         run_dir = finished(freerun.train(**{**config, "env": AllSites, "algo": MeasuredPPO}, run_dir=folder / "run"))
         found = [(system, run_dir, MeasuredPPO.num_bytes)]
     else:
-        strategy = system.removesuffix(NO_LAG)
         federation = FederationOptions(
             rounds=options.episodes // (SITE_SETTINGS["episodes_per_update"] * SHARING["updates_per_round"]),
-            strategy=strategy,  # type: ignore[arg-type]
+            strategy=system,  # type: ignore[arg-type]
             **SHARING,
-            **OF_STRATEGY.get(strategy, {}),
+            **OF_STRATEGY.get(system, {}),
         )
         sites = {
             name: make_config(
-                {**settings(system, options, seed * len(SITES) + number, options.episodes), **SITE_SETTINGS, **site}
+                {**settings(options, seed * len(SITES) + number, options.episodes), **SITE_SETTINGS, **site}
             )
             for number, (name, site) in enumerate(SITES.items())
         }

@@ -1,9 +1,11 @@
 """How many steps a second freerun and other systems reach on the same work, on the same machine.
 
-All collect with a policy acting and do not train; `freerun_training` does, all the while. `bare` only steps
-environments, with actions drawn on the way, `bare_ready_actions` with actions drawn before: the limits of the machine.
-Every figure is from a process of its own; each repetition runs every system once, so that a change of the machine's
-speed touches all alike. `--install` builds the virtual environments.
+All collect with a policy acting and do not train, except `freerun_training`: it is the whole command `freerun train`
+with all its outputs. `bare` only steps environments, with actions drawn on the way, `bare_ready_actions` with actions
+drawn before: the limits of the machine. Some systems can choose how many steps they collect before they hand them over;
+each gets the size that was fastest in a trial, which is not among its results. Every figure is from a process of its
+own; each repetition runs every system once, so that a change of the machine's speed touches all alike. `--install`
+builds the virtual environments.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from run_file import ResultFile, write_report
 
 sys.path.insert(0, str(Path(__file__).parent / "peer_runners"))
 from measuring import CANNOT_RUN
-from workloads import WORKLOADS, Workload
+from workloads import WORKLOADS
 
 REPOSITORY = Path(__file__).parents[1]
 RUNNERS = Path(__file__).parent / "peer_runners"
@@ -52,29 +54,33 @@ class System:
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     arguments: tuple[str, ...] = ()
     """Further arguments of the runner."""
+    has_hand_over: bool = False
+    """Whether it can be told how many steps it collects before it hands them over."""
     build_settings: tuple[tuple[str, str], ...] = ()
     """Variables of the environment while it is installed."""
 
 
-SHORT_STEPS = ("halfcheetah-2", "cartpole")
-COMPILED = ("halfcheetah-2", "halfcheetah-8", "cartpole")
+SHORT_STEPS = ("halfcheetah", "cartpole")
 SYSTEMS = {
     "bare": System("bare.py", "gymnasium"),
     "bare_ready_actions": System("bare.py", "gymnasium", arguments=("--ready-actions",)),
-    "freerun_training": System("freerun_mode.py", "freerun"),
-    "freerun": System("freerun_mode.py", "freerun", arguments=("--collect-only",)),
+    "freerun_training": System("freerun_training.py", "freerun"),
+    "freerun": System("freerun_collecting.py", "freerun"),
     "classic_executor": System("classic_executor.py", "torch"),
     "gymnasium_async": System("gymnasium_async.py", "gymnasium"),
     "gymnasium_sync": System("gymnasium_sync.py", "gymnasium", workloads=SHORT_STEPS),
-    "sb3_subproc": System("sb3_subproc.py", "stable-baselines3"),
-    "sb3_dummy": System("sb3_dummy.py", "stable-baselines3", workloads=SHORT_STEPS),
-    "envpool": System("envpool_async.py", "envpool", ("envpool==1.2.5", "gymnasium==1.4.0"), workloads=COMPILED),
-    "tianshou": System("tianshou_collector.py", "tianshou", ("tianshou==2.0.1", "gymnasium==1.4.0", *MUJOCO)),
+    "sb3_subproc": System("sb3_subproc.py", "stable-baselines3", has_hand_over=True),
+    "sb3_dummy": System("sb3_dummy.py", "stable-baselines3", workloads=SHORT_STEPS, has_hand_over=True),
+    "envpool": System("envpool_async.py", "envpool", ("envpool==1.2.5", "gymnasium==1.4.0"), workloads=SHORT_STEPS),
+    "tianshou": System(
+        "tianshou_collector.py", "tianshou", ("tianshou==2.0.1", "gymnasium==1.4.0", *MUJOCO), has_hand_over=True
+    ),
     "sample_factory": System(
         "sample_factory_sampler.py",
         "sample-factory",
         ("sample-factory==2.1.1", *MUJOCO),
         without_dependencies=("gymnasium==1.4.0",),  # it asks for one before 1.0, which has no HalfCheetah-v5
+        has_hand_over=True,
     ),
     "pufferlib": System(
         "pufferlib_vector.py",
@@ -83,8 +89,10 @@ SYSTEMS = {
         without_dependencies=("gymnasium==1.4.0",),  # it asks for one before 1.0, which has no HalfCheetah-v5
         build_settings=(("NO_TRAIN", "1"),),  # without its trainer, whose kernels would be compiled
     ),
-    "torchrl": System("torchrl_collector.py", "torchrl", ("torchrl==0.14.1", "gymnasium==1.4.0", *MUJOCO)),
-    "rllib": System("rllib_env_runners.py", "ray", ("ray[rllib]==2.60.0", *MUJOCO)),
+    "torchrl": System(
+        "torchrl_collector.py", "torchrl", ("torchrl==0.14.1", "gymnasium==1.4.0", *MUJOCO), has_hand_over=True
+    ),
+    "rllib": System("rllib_env_runners.py", "ray", ("ray[rllib]==2.60.0", *MUJOCO), has_hand_over=True),
 }
 
 
@@ -94,7 +102,7 @@ class Options:
     """Systems; those that are not installed are left out."""
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     """Workloads."""
-    repeats: int = 3
+    repeats: int = 5
     """How often each system is run on each workload."""
     seconds: float = 10.0
     """How long a run measures, after its warm-up."""
@@ -156,6 +164,8 @@ class Case:
     system: str
     workload: str
     version: str
+    hand_over: int | None = None
+    """Steps of each environment that it collects before it hands them over; None where that cannot be chosen."""
     samples: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -172,14 +182,15 @@ def run_all(options: Options) -> None:
             found = versions[name]
             if found is None:
                 continue
-            figures = run_once(name, workload, options.seconds)
-            if figures is None:
-                continue
             case = cases.get((name, workload))
             # Figures of another version, of ours or of theirs, are not to be mixed.
             if case is None or case.version != found or (name, workload) not in stays:
-                case = cases[name, workload] = Case(name, workload, found)
-                stays.add((name, workload))
+                case = Case(name, workload, found, best_hand_over(name, workload, options.seconds))
+            figures = run_once(name, workload, options.seconds, case.hand_over)
+            if figures is None:
+                continue
+            cases[name, workload] = case
+            stays.add((name, workload))
             case.samples.append(figures)
             print(f"[{repeat + 1}/{options.repeats}] {workload} {name}: {figures}", flush=True)
             file.content = in_order(cases)
@@ -193,10 +204,24 @@ def chosen(options: Options) -> Iterator[tuple[str, str]]:
                 yield workload, name
 
 
-def run_once(name: str, workload: str, seconds: float) -> dict[str, float] | None:
+def best_hand_over(name: str, workload: str, seconds: float) -> int | None:
+    """Return the size that was fastest in one run each."""
+    if not SYSTEMS[name].has_hand_over:
+        return None
+    speeds = {
+        size: figures["steps_per_second"]
+        for size in WORKLOADS[workload].hand_overs
+        if (figures := run_once(name, workload, seconds, size)) is not None
+    }
+    print(f"{workload} {name}, steps/s by steps that are handed over at once: {speeds}", flush=True)
+    return max(speeds, key=speeds.__getitem__, default=None)
+
+
+def run_once(name: str, workload: str, seconds: float, hand_over: int | None = None) -> dict[str, float] | None:
     """Run a system's runner and end what it leaves behind; None where it failed, which is told."""
     system, mark, timeout = SYSTEMS[name], uuid.uuid4().hex, STARTUP_SECONDS + 3 * seconds
     command = [str(interpreter(name)), str(RUNNERS / system.runner), *system.arguments]
+    command += [] if hand_over is None else ["--hand-over", str(hand_over)]
     # Files, because a process that is left behind would keep the end of a pipe open. The folder is for what a system
     # leaves where it is started (PufferLib its pictures).
     with (
@@ -271,7 +296,9 @@ def table(report: dict[str, Any]) -> str:
         "interleaved runs, each in a process of its own.",
         "",
         "All collect with a policy acting, except `bare` (random actions, drawn on the way) and `bare_ready_actions` "
-        "(drawn before); only `freerun_training` trains at the same time (PPO, 10,000 steps an update, 4 epochs).",
+        "(drawn before); only `freerun_training` trains at the same time (PPO, 10,000 steps an update, 4 epochs): it "
+        "is the whole command with all its outputs. *Hand-over* is how many steps of each environment are collected "
+        "before the learner gets them, where that can be chosen: the faster of two sizes in a trial.",
     ]
     for name, workload in WORKLOADS.items():
         cases = [case for case in report["cases"] if case["workload"] == name]
@@ -280,10 +307,10 @@ def table(report: dict[str, Any]) -> str:
         bare = [median(case, "steps_per_second") for case in cases if case["system"] == "bare"]
         lines += [
             "",
-            f"## {name}: {workload.env_id}, {workload.num_workers} workers × {environments(workload)}",
+            f"## {name}: {workload.env_id}, {workload.num_workers} workers × {workload.envs_per_worker} environments",
             "",
-            "| system | version | runs | steps/s | episodes/s | of `bare` | start-up s |",
-            "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+            "| system | version | hand-over | runs | steps/s | episodes/s | of `bare` | start-up s |",
+            "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
         lines += [row(case, bare[0] if bare else None) for case in cases]
     return "\n".join(lines) + "\n"
@@ -313,15 +340,10 @@ def summary_of(folder: Path) -> str:
     return summary(open_results(folder).content)
 
 
-def environments(workload: Workload) -> str:
-    few, many = workload.envs_per_worker, workload.batched_envs_per_worker
-    return f"{few}" if few == many else f"{few} (or {many}, where a system is usually run with several)"
-
-
 def row(case: dict[str, Any], bare: float | None) -> str:
     share = f"{100 * median(case, 'steps_per_second') / bare:.0f} %" if bare else "–"
     return (
-        f"| `{case['system']}` | {case['version']} | {len(case['samples'])} "
+        f"| `{case['system']}` | {case['version']} | {case['hand_over'] or '–'} | {len(case['samples'])} "
         f"| {spread(case, 'steps_per_second', ',.0f')} "
         f"| {spread(case, 'episodes_per_second', ',.1f')} | {share} | {spread(case, 'startup_seconds', '.1f')} |"
     )

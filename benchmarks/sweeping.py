@@ -183,7 +183,7 @@ def main() -> None:
         return
     began = time.monotonic()
     file = RunFile(options.output / "sweeping.json", StudyRun)
-    known = {(run.study, run.repeat) for run in chosen(file, options)}
+    known = {(run.study, run.repeat) for run in chosen(file, options) if file.is_current(run)}
     studies = [name for name in options.studies if is_installed(name)]
     # Whoever comes first does not always come first.
     turns = [(name, turn) for turn in range(options.repeats) for name in studies[:: 1 if turn % 2 == 0 else -1]]
@@ -191,8 +191,7 @@ def main() -> None:
         if time.monotonic() - began > options.time_limit:
             print("--time-limit is over: run it again for the others")
             break
-        file.records.append(measure(name, turn, options))
-        file.save()
+        file.replace(measure(name, turn, options), "study", "repeat", "trials", "total_steps")
         print(f"{name}: {file.records[-1].seconds:.1f} s, mean score {file.records[-1].score:.1f}", flush=True)
     print(write_reports(options.output, options))
 

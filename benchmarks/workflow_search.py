@@ -114,7 +114,7 @@ class Reference:
 
 def train(file: RunFile[ReferenceTraining], options: Options) -> None:
     began = time.monotonic()
-    known = {(training.order, training.seed) for training in file.records}
+    known = {(training.order, training.seed) for training in file.records if file.is_current(training)}
     red_agent = {} if options.red_agent is None else {"red_agent": options.red_agent}
     config = dataclasses.replace(complete(make_config(with_orders({**DEFAULTS, **red_agent}))), quiet=True)
     trainer = OrderTrainer(config, options.trial_episodes)
@@ -123,16 +123,16 @@ def train(file: RunFile[ReferenceTraining], options: Options) -> None:
             if (ORDERS[order], seed) in known:
                 continue
             if time.monotonic() - began > options.time_limit:
-                print(f"--time-limit is over: {len(file.records)} trainings so far; run it again for the others")
+                print(f"--time-limit is over: {len(known)} trainings so far; run it again for the others")
                 return
             with tempfile.TemporaryDirectory() as scratch:
                 figures = trainer.train(TrainingJob(0, order, seed, Path(scratch) / "run"))
             if figures is None:
                 return  # interrupted
             row = (ORDERS[order], seed, figures["trial_return"], figures["compliance"], figures["wall_seconds"])
-            file.records.append(ReferenceTraining(*row, versions()))
-            file.save()
-            print(f"{len(file.records)}: seed {seed} {ORDERS[order]} {row[2]:.1f} in {row[4]:.1f} s", flush=True)
+            known.add((ORDERS[order], seed))
+            file.replace(ReferenceTraining(*row, versions()), "order", "seed")
+            print(f"{len(known)}: seed {seed} {ORDERS[order]} {row[2]:.1f} in {row[4]:.1f} s", flush=True)
     finally:
         trainer.close()
 

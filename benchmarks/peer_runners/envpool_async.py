@@ -20,8 +20,8 @@ def collecting(workload: Workload) -> Iterator[measuring.Advance]:
     envs = envpool.make(
         workload.env_id,
         env_type="gymnasium",
-        num_envs=workload.num_batched_envs,
-        batch_size=workload.num_batched_envs // 2,
+        num_envs=workload.num_envs,
+        batch_size=workload.num_envs // 2,
         num_threads=workload.num_workers,
         seed=0,
     )

@@ -17,9 +17,8 @@ def collecting(
     workload: Workload, vector: type[AsyncVectorEnv] | type[SyncVectorEnv] = AsyncVectorEnv
 ) -> Iterator[measuring.Advance]:
     torch.set_num_threads(1)
-    num_envs = workload.num_envs if vector is AsyncVectorEnv else workload.num_batched_envs
     # With SAME_STEP every row is a step of an environment: by default, the row after an episode is a reset.
-    envs = vector(env_makers(workload.env_id, num_envs), autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = vector(env_makers(workload.env_id, workload.num_envs), autoreset_mode=AutoresetMode.SAME_STEP)
     policy = MlpPolicy(envs.single_observation_space, envs.single_action_space)
     obs, _ = envs.reset(seed=0)
 

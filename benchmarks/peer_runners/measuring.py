@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from workloads import WORKLOADS, Workload
 
@@ -40,6 +40,9 @@ class Figures:
 def parser(description: str | None) -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--workload", choices=WORKLOADS, required=True)
+    arguments.add_argument(
+        "--hand-over", type=int, default=32, help="steps of each environment that are collected at once"
+    )
     arguments.add_argument("--seconds", type=float, default=10.0, help="how long to measure, after the warm-up")
     return arguments
 
@@ -49,7 +52,7 @@ def run(collecting: Collecting, description: str | None) -> None:
     arguments = parser(description).parse_args()
     started = time.perf_counter()
     try:
-        with collecting(WORKLOADS[arguments.workload]) as advance:
+        with collecting(replace(WORKLOADS[arguments.workload], hand_over=arguments.hand_over)) as advance:
             advance()
             figures = measure(advance, arguments.seconds, time.perf_counter() - started)
     except CannotRun as reason:

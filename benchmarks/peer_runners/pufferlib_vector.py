@@ -18,7 +18,7 @@ from workloads import Workload, make_env
 @contextmanager
 def collecting(workload: Workload) -> Iterator[measuring.Advance]:
     torch.set_num_threads(1)
-    num_envs, num_workers = workload.num_batched_envs, workload.num_workers
+    num_envs, num_workers = workload.num_envs, workload.num_workers
     envs = pufferlib.vector.make(
         partial(pufferlib.emulation.GymnasiumPufferEnv, env_creator=partial(make_env, workload.env_id)),
         backend=pufferlib.vector.Multiprocessing,

@@ -14,7 +14,6 @@ from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 from ray.tune.registry import register_env
 from workloads import Workload, make_env
 
-STEPS_PER_SAMPLE = 32
 MAX_RUNNERS = 8
 OBJECT_STORE_BYTES = 200_000_000
 
@@ -23,7 +22,7 @@ OBJECT_STORE_BYTES = 200_000_000
 def collecting(workload: Workload) -> Iterator[measuring.Advance]:
     # A runner imports Ray and torch, so there is no memory for 100: then, a few step subprocesses of their own.
     num_runners = workload.num_workers if workload.num_workers <= MAX_RUNNERS else 2
-    envs_per_runner = workload.num_batched_envs // num_runners
+    envs_per_runner = workload.num_envs // num_runners
     ray.init(
         num_cpus=num_runners + 1,
         include_dashboard=False,
@@ -38,9 +37,9 @@ def collecting(workload: Workload) -> Iterator[measuring.Advance]:
             num_env_runners=num_runners,
             num_envs_per_env_runner=envs_per_runner,
             gym_env_vectorize_mode="sync" if num_runners == workload.num_workers else "async",
-            rollout_fragment_length=STEPS_PER_SAMPLE,
+            rollout_fragment_length=workload.hand_over,
         )
-        .training(train_batch_size=STEPS_PER_SAMPLE * workload.num_batched_envs)
+        .training(train_batch_size=workload.hand_over * workload.num_envs)
         .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh"))
     )
     algorithm = config.build_algo()

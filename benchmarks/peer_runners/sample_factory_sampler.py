@@ -18,7 +18,6 @@ from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args  # type: 
 from sample_factory.envs.env_utils import register_env  # type: ignore[import-not-found]
 from workloads import Workload, make_env
 
-STEPS_PER_TRAJECTORY = 32
 TRAJECTORIES_PER_ADVANCE = 4
 
 
@@ -28,7 +27,7 @@ def collecting(workload: Workload) -> Iterator[measuring.Advance]:
     # The default, spawn, takes 16 GB and two minutes with 100 workers, because each one imports torch.
     get_mp_ctx.mp_ctx = multiprocessing.get_context("fork")
     register_env(workload.env_id, make_env)
-    envs_per_worker = workload.batched_envs_per_worker
+    envs_per_worker = workload.envs_per_worker
     with tempfile.TemporaryDirectory() as folder:
         settings = [
             f"--env={workload.env_id}",
@@ -37,8 +36,8 @@ def collecting(workload: Workload) -> Iterator[measuring.Advance]:
             f"--num_envs_per_worker={envs_per_worker}",
             # Two halves of a worker's environments take turns, so that it steps one while the other's actions come.
             f"--worker_num_splits={2 if envs_per_worker > 1 else 1}",
-            f"--rollout={STEPS_PER_TRAJECTORY}",
-            f"--batch_size={STEPS_PER_TRAJECTORY * workload.num_batched_envs}",
+            f"--rollout={workload.hand_over}",
+            f"--batch_size={workload.hand_over * workload.num_envs}",
             "--experiment=peers",
             "--device=cpu",
             "--use_rnn=False",

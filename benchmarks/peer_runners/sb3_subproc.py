@@ -13,8 +13,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 from workloads import Workload, env_makers
 
-STEPS_PER_ROLLOUT = 32
-
 
 class EpisodeCounter(BaseCallback):
     num_episodes = 0
@@ -33,15 +31,14 @@ def collecting(
     workload: Workload, vector: type[DummyVecEnv] | partial[SubprocVecEnv] = FORKED
 ) -> Iterator[measuring.Advance]:
     torch.set_num_threads(1)
-    num_envs = workload.num_envs if vector is FORKED else workload.num_batched_envs
-    envs = vector(env_makers(workload.env_id, num_envs))
-    model = PPO("MlpPolicy", envs, n_steps=STEPS_PER_ROLLOUT, device="cpu")
+    envs = vector(env_makers(workload.env_id, workload.num_envs))
+    model = PPO("MlpPolicy", envs, n_steps=workload.hand_over, device="cpu")
     _, callback = model._setup_learn(total_timesteps=2**31, callback=(counter := EpisodeCounter()))
 
     def advance() -> tuple[int, int]:
         num_episodes = counter.num_episodes
-        model.collect_rollouts(envs, callback, model.rollout_buffer, STEPS_PER_ROLLOUT)
-        return STEPS_PER_ROLLOUT * envs.num_envs, counter.num_episodes - num_episodes
+        model.collect_rollouts(envs, callback, model.rollout_buffer, workload.hand_over)
+        return workload.hand_over * envs.num_envs, counter.num_episodes - num_episodes
 
     yield advance
     envs.close()

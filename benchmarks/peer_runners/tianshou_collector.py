@@ -21,14 +21,12 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 from workloads import Workload, env_makers, make_env
 
-STEPS_PER_COLLECT = 16
-
 
 @contextmanager
 def collecting(workload: Workload) -> Iterator[measuring.Advance]:
     torch.set_num_threads(1)
     envs = ShmemVectorEnv(env_makers(workload.env_id, workload.num_envs))
-    num_steps = STEPS_PER_COLLECT * workload.num_envs
+    num_steps = workload.hand_over * workload.num_envs
     collector = Collector(make_policy(workload.env_id), envs, VectorReplayBuffer(num_steps, workload.num_envs))
     collector.reset()
 

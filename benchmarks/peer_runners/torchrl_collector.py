@@ -29,7 +29,6 @@ from torchrl.envs import (  # type: ignore[import-not-found]
 from torchrl.modules import IndependentNormal, ProbabilisticActor  # type: ignore[import-not-found]
 from workloads import Workload, make_env
 
-STEPS_PER_BATCH = 32
 MAX_COLLECTORS = 8
 
 
@@ -50,20 +49,20 @@ def collecting(workload: Workload) -> Iterator[measuring.Advance]:
 
 
 def make_collector(workload: Workload) -> Any:
-    policy, envs_per_worker = make_policy(workload.env_id), workload.batched_envs_per_worker
+    policy, envs_per_worker = make_policy(workload.env_id), workload.envs_per_worker
     if workload.num_workers > MAX_COLLECTORS:
         # Forked, because 100 processes that import torch take more memory than this benchmark may.
         return Collector(
             ParallelEnv(workload.num_envs, partial(make_envs, workload.env_id, 1), mp_start_method="fork"),
             policy,
-            frames_per_batch=STEPS_PER_BATCH * workload.num_envs,
+            frames_per_batch=workload.hand_over * workload.num_envs,
             total_frames=-1,
             device="cpu",
         )
     return MultiAsyncCollector(
         [partial(make_envs, workload.env_id, envs_per_worker)] * workload.num_workers,
         policy,
-        frames_per_batch=STEPS_PER_BATCH * envs_per_worker,
+        frames_per_batch=workload.hand_over * envs_per_worker,
         total_frames=-1,
         device="cpu",
     )

@@ -23,25 +23,41 @@ class Workload:
     num_workers: int
     """Processes that step environments; systems with a process per environment have `num_envs` of them."""
     envs_per_worker: int
-    batched_envs_per_worker: int
-    """For systems that are usually run with several environments per process."""
     episodes_per_round: int
     """For systems that collect whole episodes: what they would learn from at once."""
+    freerun_segment_steps: int
+    hand_over: int = 32
+    """Steps of each environment that a system collects before it hands them to its learner, where it can be chosen."""
 
     @property
     def num_envs(self) -> int:
         return self.num_workers * self.envs_per_worker
 
     @property
-    def num_batched_envs(self) -> int:
-        return self.num_workers * self.batched_envs_per_worker
+    def hand_overs(self) -> tuple[int, ...]:
+        """The sizes to choose from: few steps, and together as many as freerun's learner gets for an update."""
+        return 32, STEPS_PER_UPDATE // self.num_envs
+
+    @property
+    def freerun_flags(self) -> dict[str, int]:
+        """The flags of `freerun train`. An update learns from whole segments: 10,000 steps or a few less."""
+        segments_of_all = self.freerun_segment_steps * self.num_envs
+        return {
+            "num-workers": self.num_workers,
+            "envs-per-worker": self.envs_per_worker,
+            "segment-steps": self.freerun_segment_steps,
+            "steps-per-update": STEPS_PER_UPDATE // segments_of_all * segments_of_all,
+            "num-epochs": 4,
+            "minibatch-size": 2000,
+        }
 
 
+STEPS_PER_UPDATE = 10_000
 WORKLOADS = {
-    "straggler": Workload("freerun/Straggler-v0", 100, 1, 1, episodes_per_round=100),
-    "halfcheetah-2": Workload("HalfCheetah-v5", 2, 1, 4, episodes_per_round=4),
-    "halfcheetah-8": Workload("HalfCheetah-v5", 8, 1, 1, episodes_per_round=8),
-    "cartpole": Workload("CartPole-v1", 2, 32, 32, episodes_per_round=200),
+    # Slow and uneven steps: short segments, so that an update never waits long for the slowest.
+    "straggler": Workload("freerun/Straggler-v0", 100, 1, episodes_per_round=100, freerun_segment_steps=25),
+    "halfcheetah": Workload("HalfCheetah-v5", 2, 4, episodes_per_round=8, freerun_segment_steps=1250),
+    "cartpole": Workload("CartPole-v1", 2, 32, episodes_per_round=200, freerun_segment_steps=156),
 }
 
 
