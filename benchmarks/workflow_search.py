@@ -162,8 +162,7 @@ def markdown(
         "# Workflow search beside random search and successive halving",
         "",
         f"Written by `benchmarks/workflow_search.py`: 120 orders with {reference.num_seeds} seeds, "
-        f"{sum(seconds) / 60:.1f} minutes of training ({statistics.median(seconds):.1f} s each, median; other programs "
-        "shared the machine).",
+        f"{sum(seconds) / 60:.1f} minutes of training ({statistics.median(seconds):.1f} s each, median).",
         f"Scores of orders: {reference.scores.min():.1f} to {reference.scores.max():.1f}, standard deviation "
         f"{reference.scores.std():.1f}. Standard deviation between seeds of one order: {reference.noise:.1f}; standard "
         f"error of a mean of the table: {reference.noise / reference.num_seeds**0.5:.1f}. A seed has a part in this "
