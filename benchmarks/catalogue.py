@@ -135,7 +135,7 @@ BENCHMARKS = {
         (*TRAINING, *RUNNERS),
         others=(
             *("bare", "bare_ready_actions", "classic_executor", "gymnasium_async", "gymnasium_sync", "sb3_subproc"),
-            *("sb3_dummy", "envpool", "tianshou", "sample_factory", "pufferlib", "torchrl", "rllib"),
+            *("sb3_dummy", "envpool", "tianshou", "sample_factory", "torchrl", "rllib"),
         ),
         sources_of_others=(*RUNNERS, "src/freerun_envs/straggler.py"),
     ),

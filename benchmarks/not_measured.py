@@ -41,9 +41,7 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
         EXAMPLE: ("7 s so far",),
         SETTING: ("200 SIGKILLs",),
     },
-    "federated.md": {
-        SETTING: ("4,000 episodes per site", "2,000 episodes per site", "name 2,000 episodes", "seeds from 100 on")
-    },
+    "federated.md": {SETTING: ("4,000 episodes per site", "2,000 episodes per site", "seeds from 100 on")},
     "images.md": {
         SETTING: ("84 × 84 × 4 bytes", "after 60,000 steps", "After 150,000 steps of Breakout"),
     },
@@ -77,7 +75,7 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "speed.md": {
         SETTING: (
-            *("a step takes 10 ms on average and up to 50", "(or × 1, for systems", "8 workers × 1."),
+            *("a step takes 10 ms on average and up to 50", "` 64. Systems whose", "have 2 processes for those"),
             *("within 50,000 real steps", "within 100,000,"),
         ),
     },
