@@ -3,7 +3,7 @@
 All train the same trials on CartPole: the same learning rates, steps, epochs, minibatches and network, from Optuna's
 queue and with Optuna's journal on the disk. `sb3` is the same study with Stable-Baselines3 in one process, as rl-zoo3
 does it. The seconds are those of the whole study, from the start of its process to its end. Finished studies are kept
-in the output folder: the same command goes on with those that it lacks.
+in the output folder: the same command goes on with those that it lacks, or that were run with other sources.
 """
 
 from __future__ import annotations

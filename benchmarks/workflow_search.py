@@ -1,9 +1,9 @@
 """Does the workflow search find the best order? All 120 orders are trained for a reference; then searches are replayed.
 
-Training the reference takes minutes and can be interrupted: the same command continues it, seed by seed. A replayed
-search gets, for each training that it asks for, the order's mean score in the table plus a deviation that a seed of the
-table caused in some order. Seeds are used as a search uses them: all orders' first trainings have the same one. So
-hundreds of searches take minutes, and the best order is known.
+Training the reference takes minutes and can be interrupted: the same command continues it, seed by seed, and makes
+those again that were made with other sources. A replayed search gets, for each training that it asks for, the order's
+mean score in the table plus a deviation that a seed of the table caused in some order. Seeds are used as a search uses
+them: all orders' first trainings have the same one. So hundreds of searches take minutes, and the best order is known.
 
 A search has found an order *within noise of the best* if the mean score of the order that it recommends lies at most
 one standard deviation between seeds below the highest mean of the table. The rule was fixed before the table was
@@ -52,7 +52,8 @@ class Options:
     red_agent: str | None = None
     """Who attacks (B_lineAgent if not given)."""
     output: Path = Path(__file__).parent / "results" / "workflow_search"
-    """Folder for workflow_search.json, .md and .png; trainings that are in there are not made again."""
+    """Folder for workflow_search.json, .md and .png; trainings that are in there are not made again, if
+    they were made with these sources."""
     report_only: bool = False
     """Train nothing, and replay the searches again."""
 
