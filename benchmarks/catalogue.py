@@ -114,7 +114,7 @@ BENCHMARKS = {
             *("src/freerun/run/outputs.py", "src/freerun/settings/factories.py"),  # who gets more threads
         )
     ),
-    "learning": Benchmark((*TRAINING, *ON_RAY, *SAC), others=("sb3",)),
+    "learning": Benchmark((*TRAINING, *ON_RAY, *SAC), others=("sb3", "random")),
     "masked_learning": Benchmark((*TRAINING, *DEFENCE), others=("MaskablePPO",), sources_of_others=DEFENCE),
     "matrix": Benchmark(
         (*TRAINING, *ON_RAY),

@@ -81,17 +81,6 @@ TASKS: dict[str, Task | SACTask] = {
 }
 
 
-RANDOM_RETURNS = {
-    "CartPole-v1": 23,
-    "Acrobot-v1": -494,
-    "LunarLander-v3": -185,
-    "Pendulum-v1": -1208,
-    "InvertedPendulum-v5": 5,
-    "HalfCheetah-v5": -226,
-}
-"""The mean return of random actions in 10 (HalfCheetah) to 200 episodes. The margins of the comparison rest on them."""
-
-
 @dataclass(frozen=True)
 class System:
     label: str
@@ -111,15 +100,17 @@ class System:
     """The segments are those of a single collector, which steps all environments (--num-envs)."""
 
 
-REFERENCE = "sb3"
+REFERENCE, RANDOM = "sb3", "random"
 SYSTEMS = {
     REFERENCE: System("sb3"),
+    RANDOM: System("random actions"),
     "sequential": System("freerun sequential", "sequential", num_workers=1),
     "sync": System("freerun sync", "sync"),
     "pipes": System("freerun pipes", "pipes"),
     "executor": System("freerun executor", "executor"),
     "ray": System("freerun ray", "ray"),
     "batch": System("freerun batch", "batch", num_workers=None, segments=True, is_one_collector=True),
+    "freerun-lag-0": System("freerun lag 0", "freerun"),
     "freerun-lag-1": System("freerun lag 1", "freerun", max_lag=1),
     "freerun-lag-4": System("freerun lag 4", "freerun", max_lag=4),
     "freerun-lag-4-vtrace": System("freerun lag 4, V-trace", "freerun", max_lag=4, lag_correction="vtrace"),
@@ -152,7 +143,7 @@ class Options:
     tasks: tuple[str, ...] = tuple(TASKS)
     """Environments to learn."""
     systems: tuple[str, ...] = tuple(SYSTEMS)
-    """Who learns them; sb3 is what the others are compared with."""
+    """Who learns them. Others are compared with sb3, by a margin that rests on random actions."""
     seeds: int = 5
     """Runs of each: seeds 0, 1, …"""
     jobs: int = max(1, (os.cpu_count() or 1) // 2)
@@ -233,7 +224,7 @@ def plans(options: Options) -> list[Plan]:
 
 def is_compared(task: str, system: str) -> bool:
     """SAC learns with the default flags of every mode; PPO with the settings of the tasks, too."""
-    return isinstance(TASKS[task], Task) or system == REFERENCE or SYSTEMS[system].default_flags
+    return isinstance(TASKS[task], Task) or system in (REFERENCE, RANDOM) or SYSTEMS[system].default_flags
 
 
 def fulfils(record: Record, plan: Plan) -> bool:
@@ -245,6 +236,37 @@ def is_of(record: Record, plan: Plan) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------- one run
+
+
+NUM_RANDOM_EPISODES = 100
+
+
+def run_random(plan: Plan) -> dict[str, Any]:
+    """What somebody gains who learns nothing: a flat curve."""
+    import gymnasium
+
+    env = gymnasium.make(plan.env)
+    env.reset(seed=plan.seed)
+    env.action_space.seed(plan.seed)
+    started = time.perf_counter()
+    total, num_steps = 0.0, 0
+    for _ in range(NUM_RANDOM_EPISODES):
+        env.reset()
+        ended = False
+        while not ended:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total += float(reward)
+            num_steps += 1
+            ended = terminated or truncated
+    seconds, mean_return = time.perf_counter() - started, total / NUM_RANDOM_EPISODES
+    return {
+        "wall_seconds": seconds,
+        "num_steps": num_steps,
+        "num_episodes": NUM_RANDOM_EPISODES,
+        "num_updates": 0,
+        "lag_mean": 0.0,
+        "curve": [(1, mean_return, 0.0), (plan.total_steps, mean_return, seconds)],
+    }
 
 
 def run_sb3(plan: Plan) -> dict[str, Any]:
@@ -365,7 +387,7 @@ def run_in_this_process(plan: Plan) -> Record:
     import torch
 
     torch.set_num_threads(1)
-    outcome = run_sb3(plan) if plan.system == REFERENCE else run_freerun(plan)
+    outcome = {REFERENCE: run_sb3, RANDOM: run_random}.get(plan.system, run_freerun)(plan)
     curve = outcome.pop("curve")
     if not curve:
         raise RuntimeError(f"no episode ended within {plan.total_steps} steps: raise --fraction")
@@ -498,7 +520,6 @@ def report_on(options: Options, results: Results) -> str:
                 if is_compared(task, system)
             },
             options.seeds,
-            RANDOM_RETURNS[task.removesuffix(SAC_TASK)],
         )
         for task in options.tasks
     ]
@@ -515,7 +536,7 @@ def report_on(options: Options, results: Results) -> str:
     picture = results.path.with_suffix(".png")
     if found and not is_drawn(picture):
         draw(tables, SYSTEMS[REFERENCE].label, picture)
-    text = markdown(tables, SYSTEMS[REFERENCE].label, remarks)
+    text = markdown(tables, SYSTEMS[REFERENCE].label, SYSTEMS[RANDOM].label, remarks)
     return write_report(results.path.with_suffix(".md"), text, results.stamped())
 
 

@@ -45,12 +45,15 @@ class Table:
     about: str
     rows: Mapping[str, Sequence[Record]]
     num_seeds: int
-    random_return: float
-    """The mean return of random actions."""
 
     @property
     def records(self) -> list[Record]:
         return [record for records in self.rows.values() for record in records]
+
+    def mean_score(self, label: str) -> float:
+        """Return the mean over seeds, which is not a number where there is no run."""
+        scores = [record.score for record in self.rows.get(label, ())]
+        return float(np.mean(scores)) if scores else math.nan
 
 
 # ---------------------------------------------------------------------------------------------- noise
@@ -100,11 +103,12 @@ several runs shared the machine: they are no measure of speed.
 """
 
 
-def markdown(tables: Sequence[Table], reference: str, remarks: Sequence[str]) -> str:
+def markdown(tables: Sequence[Table], reference: str, baseline: str, remarks: Sequence[str]) -> str:
+    """Write the page. The others are compared with the reference; the baseline's runs learn nothing."""
     verdicts: list[str] = []
     lines = [INTRODUCTION]
     for table in tables:
-        lines += [*_section(table, reference, verdicts), ""]
+        lines += [*_section(table, reference, baseline, verdicts), ""]
     records = [record for table in tables for record in table.records]
     lines += [
         "## In sum",
@@ -120,14 +124,14 @@ def markdown(tables: Sequence[Table], reference: str, remarks: Sequence[str]) ->
     return "\n".join(lines) + "\n"
 
 
-def _section(table: Table, reference: str, verdicts: list[str]) -> Iterator[str]:
+def _section(table: Table, reference: str, baseline: str, verdicts: list[str]) -> Iterator[str]:
     """A task's rows; its verdicts are added to those of the others."""
     yield f"## {table.task}"
     yield ""
     yield table.about
     yield ""
     reference_scores = [record.score for record in table.rows.get(reference, ())]
-    margin = MARGIN * (float(np.mean(reference_scores)) - table.random_return) if reference_scores else math.nan
+    margin = MARGIN * (table.mean_score(reference) - table.mean_score(baseline))
     yield f"| system | seeds | return | steps / updates | mean lag | seconds | minus SB3 | no worse by {margin:.0f} |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for label, records in table.rows.items():
@@ -142,7 +146,7 @@ def _section(table: Table, reference: str, verdicts: list[str]) -> Iterator[str]
             f"{np.mean([record.lag_mean for record in records]):.2f}",
             f"{np.median([record.wall_seconds for record in records]):.0f}",
         ]
-        if label == reference:
+        if label in (reference, baseline):
             cells += ["", ""]
         elif (interval := welch_interval(scores, reference_scores)) is None:
             cells += ["", "too few seeds"]
