@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import freerun
 from freerun.algorithms.mbpo.mbpo import MBPO
-from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
+from freerun.algorithms.mbpo.mbpo_config import MBPOConfig, scaled_defaults
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
-from freerun.core import EnvSpec, Segment, UserError
+from freerun.core import EnvSpec, RunScale, Segment, UserError
 from freerun.run.update_hooks import Update
 
 ENV = EnvSpec(
@@ -139,6 +139,25 @@ def test_model_rollouts_are_forgotten_in_time() -> None:
     assert algorithm.model_buffer.size == 1000  # 10 per step, of 100 steps
     drawn = algorithm.model_buffer.versions[algorithm.model_buffer.sample(2000).rows]
     assert drawn.min() >= algorithm.model.version - 1
+
+
+def test_the_model_steps_of_a_whole_update_are_kept() -> None:
+    """With 512 drones an update had 12,288 steps, and the rollouts of the last 1,000 were all that was learned from."""
+    algorithm = make(steps_per_update=1200, rollouts_per_step=1.0, updates_per_step=0.01, model_updates_per_step=0.01)
+    run(algorithm, 2)
+    assert algorithm.model_buffer.size == 1200
+    assert make(steps_per_update=50).config.num_model_steps_kept == 1000
+    # What a mode hands over at a time is an update, too.
+    assert scaled_defaults(MBPOConfig(), RunScale(512, 24 * 512, is_tensors=True))["model_steps_kept"] == 24 * 512
+    assert scaled_defaults(MBPOConfig(model_steps_kept=7), RunScale(512, 24 * 512))["model_steps_kept"] == 7
+
+
+@pytest.mark.parametrize("name", ["rollouts_per_step", "model_updates_per_step", "model_learning_rate"])
+def test_paces_of_nothing_are_refused(name: str) -> None:
+    for value in (0.0, -1.0):
+        settings: dict[str, Any] = {name: value}
+        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} must be above 0, not {value:g}"):
+            MBPOConfig(**settings)
 
 
 def drawn_of(algorithm: MBPO, num_updates: int) -> list[torch.Tensor]:

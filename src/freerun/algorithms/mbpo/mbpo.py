@@ -18,11 +18,11 @@ from gymnasium import spaces
 from freerun.algorithms.learners.fast_learner import learner_words
 from freerun.algorithms.mbpo.dynamics import Dynamics, EnsembleTraining
 from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
-from freerun.algorithms.mbpo.mbpo_config import MBPOConfig
+from freerun.algorithms.mbpo.mbpo_config import MBPOConfig, scaled_defaults
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
 from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy, UpdateBudget, computed_by
-from freerun.algorithms.sac.off_policy_config import pace_words, scaled_defaults
+from freerun.algorithms.sac.off_policy_config import pace_words
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
 from freerun.algorithms.sac.soft_agent import SoftAgent, is_written_out
 from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics, UserError
@@ -119,12 +119,12 @@ class MBPO(OffPolicy):
         Rounded down: a larger batch would not be due at the first update, which would have no model step to learn from.
         """
         config = self.config
-        due = min(config.num_steps_per_update, config.model_steps_kept) * config.work_per_step("rollouts_per_step")
+        due = min(config.num_steps_per_update, config.num_model_steps_kept) * config.work_per_step("rollouts_per_step")
         return max(1, int(due / config.num_elites)) * config.num_elites
 
     def _num_unexpired(self, length: int) -> int:
         """How many model steps the agent learns from while rollouts have this length; at least one batch of them."""
-        num_steps = int(self.config.work_per_step("rollouts_per_step") * self.config.model_steps_kept * length)
+        num_steps = int(self.config.work_per_step("rollouts_per_step") * self.config.num_model_steps_kept * length)
         return max(self.rollouts.num_rows * length, num_steps)
 
     @property
@@ -230,7 +230,7 @@ class MBPO(OffPolicy):
         self._forget_expired()
 
     def _forget_expired(self) -> None:
-        """The agent learns from the newest model steps only: those of the last `model_steps_kept` real ones."""
+        """The agent learns from the newest model steps only: those of the last `num_model_steps_kept` real ones."""
         self.model_buffer.draw_from_newest(self._num_unexpired(self.config.length_at(self._num_real_steps)))
 
     # ------------------------------------------------------------------------------------------ training the agent

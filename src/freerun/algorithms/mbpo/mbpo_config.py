@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from freerun.algorithms.mbpo.terminations import LEARNED, find
+from freerun.algorithms.sac import off_policy_config
 from freerun.algorithms.sac.sac_config import SACConfig
-from freerun.core import Common, UserError, require_positive
+from freerun.core import Common, RunScale, UserError, require_positive
 
 HOLDOUT_SHARE, MAX_HELD_OUT = 0.2, 5000
 """The part of the steps on which the dynamics model is validated, as in the paper's code."""
 MIN_STEPS = math.ceil(1 / HOLDOUT_SHARE)
 """With fewer steps none would be held out and no error could be measured; the deviation of one step is not a number."""
+
+
+def _require_above_zero(name: str, value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise UserError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,8 @@ class DynamicsConfig(SACConfig):
                 f"the model needs {MIN_STEPS} steps for its first training, of which it holds one out: raise "
                 f"--learning-starts (or --steps-per-update) and --buffer-size to at least {MIN_STEPS}"
             )
-        if self.model_learning_rate <= 0 or (self.model_updates_per_step or 1) <= 0:
-            raise UserError("--model-learning-rate and --model-updates-per-step must be above 0")
+        for name in ("model_learning_rate", "model_updates_per_step"):
+            _require_above_zero(name, getattr(self, name))
         find(self.termination)
 
 
@@ -78,24 +84,33 @@ class MBPOConfig(DynamicsConfig):
     """Steps of a model rollout in the end (if not given: as at first)."""
     rollout_growth: tuple[int, int] = (20_000, 100_000)
     """Environment steps after --learning-starts between which rollouts grow from the first length to the last."""
-    model_steps_kept: int = 1000
-    """Learn from the model rollouts of this many environment steps; older ones are forgotten."""
+    model_steps_kept: int | None = None
+    """Learn from the model rollouts of this many environment steps; older ones are forgotten (if not given: 1,000, and
+    at least the steps of one update)."""
     real_share: float = 0.05
     """Share of real steps in each of the agent's batches; the others are the model's."""
     stages: Literal["auto", "in-turn", "concurrent"] = "auto"
     """Train the model, roll it out and train the agent in turn or at the same time (auto: as the mode does with
     collecting)."""
+    default_model_steps_kept: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.rollouts_per_step or 1) <= 0 or self.rollout_length < 1 or self.model_steps_kept < 1:
-            raise UserError("--rollouts-per-step must be above 0, --rollout-length and --model-steps-kept at least 1")
+        require_positive(self, "rollout_length", "model_steps_kept")
+        _require_above_zero("rollouts_per_step", self.rollouts_per_step)
         if self.rollout_length_end is not None and self.rollout_length_end < self.rollout_length:
             raise UserError("--rollout-length-end must be no less than --rollout-length")
         if not 0 <= self.rollout_growth[0] < self.rollout_growth[1]:
             raise UserError("--rollout-growth must be two rising numbers of steps")
         if not 0 <= self.real_share <= 1:
             raise UserError(f"--real-share must lie between 0 and 1, not {self.real_share}")
+
+    @property
+    def num_model_steps_kept(self) -> int:
+        """`model_steps_kept`, or its default."""
+        # Of an update of thousands of environments, all but the last rollouts would otherwise be forgotten at once, and
+        # the agent would learn from those few again and again.
+        return self.model_steps_kept or max(self.default_model_steps_kept, self.num_steps_per_update)
 
     def length_at(self, num_steps: int) -> int:
         """The length of model rollouts after this many real steps, of which the first are exploration."""
@@ -107,3 +122,9 @@ class MBPOConfig(DynamicsConfig):
         num_learned = num_steps - self.learning_starts
         share = min(1.0, max(0.0, (num_learned - begin) / (end - begin)))
         return int(first + share * (last - first))
+
+
+def scaled_defaults(config: MBPOConfig, scale: RunScale) -> dict[str, Any]:
+    """Return values for what was left open: those of every off-policy algorithm, and the model steps that are kept."""
+    sized = replace(config, steps_per_update=config.steps_per_update or scale.unit_steps)
+    return {**off_policy_config.scaled_defaults(config, scale), "model_steps_kept": sized.num_model_steps_kept}
