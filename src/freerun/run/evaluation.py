@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,12 +82,13 @@ def evaluate(
         raise UserError("--view says how --render films the episodes: give --render, too")
     source = _source(policy, checkpoint)
     config = source.settings(trust)
+    make_actor = functools.partial(_actor, source, deterministic, trust)
     if is_only_tensors(config.env):
         if render is not None:
             raise UserError(f"{config.env} draws no pictures for freerun: leave --render out")
-        return _evaluate_tensors(source, config, episodes, _seed(config, seed), deterministic, trust)
+        return play_at_once(config, episodes, _seed(config, seed), make_actor)
     factory = make_factory(config)
-    actor = _actor(source, factory.spaces, deterministic, trust)
+    actor = make_actor(factory.spaces)
     camera = Camera(factory, Path(render), view) if render is not None else None
     # One environment: a film shows one episode after another.
     env = SerialEnvs([camera.env if camera else factory.make_one()])
@@ -115,28 +117,23 @@ def _source(policy: str | Path | TrainedPolicy, checkpoint: str | None) -> Saved
 
 
 def _actor(
-    source: SavedPolicy | TrainedPolicy, env_spaces: EnvSpaces, deterministic: bool, trust: Sequence[str]
+    source: SavedPolicy | TrainedPolicy, deterministic: bool, trust: Sequence[str], env_spaces: EnvSpaces
 ) -> Policy:
     policy = source.load(trust, env_spaces=env_spaces) if isinstance(source, SavedPolicy) else source
     return greedy(policy.actor) if deterministic else policy.actor
 
 
-def _evaluate_tensors(
-    source: SavedPolicy | TrainedPolicy,
-    config: AnyConfig,
-    num_episodes: int,
-    seed: HeldOutSeed,
-    deterministic: bool,
-    trust: Sequence[str],
+def play_at_once(
+    config: AnyConfig, num_episodes: int, seed: HeldOutSeed, make_actor: Callable[[EnvSpaces], Policy]
 ) -> Evaluation:
+    """Play one episode in each of so many environments that are tensors, all at the same time."""
     from freerun.collecting.tensors.tensor_rollout import play_tensors
 
     # Environments that are tensors are seeded once for all, not per episode.
     simulator_seed = episode_seed(seed, 0)
     made = make_tensors(config, num_episodes, 1, simulator_seed)
     try:
-        actor = _actor(source, made.spaces, deterministic, trust)
-        return Evaluation(*play_tensors(made.envs[0], actor, simulator_seed), [])
+        return Evaluation(*play_tensors(made.envs[0], make_actor(made.spaces), simulator_seed), [])
     finally:
         made.envs[0].close()
 

@@ -17,7 +17,17 @@ from freerun.adapters.tensor_envs import is_only_tensors
 from freerun.algorithms.learners.compiled_kernel import set_kernel_threads
 from freerun.collecting.rollouts.evaluation_episodes import HeldOutEpisodes, PeriodicEvaluation
 from freerun.collecting.scheduling.joint_collector import own_collector
-from freerun.core import Collector, Gauge, MetricSink, SimulatorCollector, Tunable, background_stages
+from freerun.core import (
+    Collector,
+    Gauge,
+    HeldOutSeed,
+    MetricSink,
+    Policy,
+    Purpose,
+    SimulatorCollector,
+    Tunable,
+    background_stages,
+)
 from freerun.persistence import trust
 from freerun.persistence.checkpoint import Checkpoint, Checkpoints
 from freerun.persistence.checkpoint_sink import CheckpointSink, Interval
@@ -25,11 +35,12 @@ from freerun.persistence.files import LineFile
 from freerun.persistence.redaction import SecretRedactor, without_secrets
 from freerun.persistence.run_folder import RunFolder, pack_policy
 from freerun.run import checkpoint_state, displays, self_tuning
+from freerun.run.evaluation import play_at_once
 from freerun.run.learner_threads import make_learner_threads
 from freerun.run.run_parts import RunParts, summarize
 from freerun.run.update_hooks import AfterCheckpoint, UpdateHooks
 from freerun.settings.config import AnyConfig
-from freerun.settings.factories import make_factory, run_seed
+from freerun.settings.factories import is_tensors, make_factory, run_seed
 from freerun.settings.named_code import code_in
 from freerun.settings.registry import situation
 from freerun.telemetry.advice import RecentRecords
@@ -256,6 +267,14 @@ def _make_evaluation(parts: RunParts, collector: Collector, every_steps: int) ->
     if is_only_tensors(config.env) and isinstance(collector, SimulatorCollector):
         play = functools.partial(collector.evaluate, num_episodes=config.eval_episodes)
         return PeriodicEvaluation(play, policy, every_steps, first_step)
+    if is_tensors(config):
+        # On the CPU, where a few environments are stepped in less time than a GPU takes to start their kernels.
+        on_cpu, seed = replace(config, device="cpu"), HeldOutSeed(config.seed, Purpose.VALIDATION)
+
+        def play_again(policy: Policy) -> list[float]:
+            return play_at_once(on_cpu, config.eval_episodes, seed, lambda _: policy).returns
+
+        return PeriodicEvaluation(play_again, policy, every_steps, first_step)
     episodes = HeldOutEpisodes(make_factory(config).make(1), config.seed, config.eval_episodes)
     return PeriodicEvaluation(episodes, policy, every_steps, first_step, episodes.close)
 
