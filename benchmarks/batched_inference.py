@@ -1,7 +1,8 @@
 """Steps per second with images: workers that choose their own actions, beside one batch on the learner's device.
 
 Each case trains PPO for a few seconds on noise of 84 × 84 × 4 bytes, whose steps take a given time, with one epoch per
-update. Finished cases are kept in batched_inference.json, and a table of them in batched_inference.md.
+update. Finished cases are kept in batched_inference.json, and a table of them in batched_inference.md; those of other
+sources are measured again.
 
 python benchmarks/batched_inference.py --device cuda --num-workers 16
 """
@@ -123,14 +124,14 @@ def write_reports(folder: Path) -> str:
 def main(options: Options) -> None:
     file = RunFile(options.output / "batched_inference.json", InferenceRun)
     place = (options.device, options.num_workers, options.step_seconds)
-    done = {(one.device, one.num_workers, one.step_seconds, one.network, one.case) for one in file.records}
+    current = [one for one in file.records if file.is_current(one)]
+    done = {(one.device, one.num_workers, one.step_seconds, one.network, one.case) for one in current}
     for network in options.network:
         for case in CASES:
             if (*place, network, case) in done:
                 continue
             run = InferenceRun(*place, network, case, measure(options, network, case))
-            file.records.append(run)
-            file.save()
+            file.replace(run, "device", "num_workers", "step_seconds", "network", "case")
             print(f"{network:8} {case:45} {run.steps_per_second:8.0f} steps/s", flush=True)
     print(write_reports(options.output))
 

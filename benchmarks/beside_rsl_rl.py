@@ -1,7 +1,9 @@
 """PPO on the drone (hover), by freerun and by RSL-RL's own runner: steps per second in training, and return by steps.
 
 The same simulator, network, batch, epochs, minibatches and step size for all; each run has a process of its own, and
-runs are interleaved. RSL-RL writes no log here, which is when it is fastest; freerun writes its own as always.
+runs are interleaved. RSL-RL writes no log here, which is when it is fastest; freerun writes its own as always. RSL-RL's
+runner launches the simulator's kernels one by one. freerun records them as a CUDA graph, and is measured without that,
+too: many simulators cannot be recorded.
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ import torch
 import tyro
 from run_file import ResultFile, merge, write_report
 
-System = Literal["rsl_rl", "batch", "sync"]
-NAMES = {"rsl_rl": "RSL-RL", "batch": "freerun, batch (v2)", "sync": "freerun, sync"}
+System = Literal["rsl_rl", "batch", "sync", "batch_eager"]
+NAMES: dict[System, str] = {
+    "rsl_rl": "RSL-RL",
+    "batch": "freerun, batch (v2)",
+    "sync": "freerun, sync",
+    "batch_eager": "freerun, batch (v2), simulator not recorded",
+}
+EAGER = "_eager"
 WARM_UP_SHARE = 0.1
 """Of the updates: graphs are captured and libraries loaded in the first."""
 TENTHS = (1, 2, 3, 5, 7, 10)
@@ -54,7 +62,7 @@ class Work:
 @dataclass(frozen=True)
 class Options:
     work: tyro.conf.OmitArgPrefixes[Work] = field(default_factory=Work)
-    systems: tuple[System, ...] = ("rsl_rl", "batch", "sync")
+    systems: tuple[System, ...] = tuple(NAMES)
     repeats: int = 3
     """Runs of each, with seeds from 0 on; the medians count."""
     output: Path | None = None
@@ -155,17 +163,25 @@ def run_rsl_rl(work: Work, seed: int) -> Curve:
 # ---------------------------------------------------------------------------------------------- freerun
 
 
-def run_freerun(mode: str, work: Work, seed: int) -> Curve:
+def run_freerun(system: System, work: Work, seed: int) -> Curve:
     import math
 
     import freerun
+    from freerun_envs.drone_sim import RoughDroneSim
 
+    env: dict[str, Any] = {
+        "env": "freerun/RoughDrone-v0",
+        "env_args": {"task": work.task},
+        "num_envs": work.num_envs,
+    }
+    if system.endswith(EAGER):
+        sim = RoughDroneSim(work.num_envs, work.device, work.task, seed, stagger=True)
+        sim.is_capturable = False
+        env = {"env": sim}
     with tempfile.TemporaryDirectory() as folder:
         result = freerun.train(
-            "freerun/RoughDrone-v0",
-            env_args={"task": work.task},
-            mode=mode,
-            num_envs=work.num_envs,
+            **env,
+            mode=system.removesuffix(EAGER),
             num_steps_per_env=work.num_steps_per_env,
             total_steps=work.num_updates * work.steps_per_update,
             num_epochs=work.num_epochs,

@@ -108,11 +108,12 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     save(figure, path)
 
 
-def open_results(folder: Path) -> ResultFile:
-    def rows(records: list[dict[str, Any]]) -> list[str]:
-        return [f"{record['env']}, {record['red_agent']}" for record in records]
+def row_name(record: dict[str, Any]) -> str:
+    return f"{record['env']}, {record['red_agent']}"
 
-    return ResultFile(folder / "cyber_learning.json", [], rows)
+
+def open_results(folder: Path) -> ResultFile:
+    return ResultFile(folder / "cyber_learning.json", [], lambda records: map(row_name, records))
 
 
 def write_reports(folder: Path) -> str:
@@ -125,14 +126,15 @@ def write_reports(folder: Path) -> str:
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     file = open_results(options.output)
-    records = file.content
     envs = ["freerun/NetworkDefence-v0", *(["cyborg/CAGE2-v0"] if options.cyborg_path else [])]
     for env, red_agent in [(env, red) for env in reversed(envs) for red in options.red_agents]:
-        if options.report_only or any((record["env"], record["red_agent"]) == (env, red_agent) for record in records):
+        name = row_name({"env": env, "red_agent": red_agent})
+        if options.report_only or file.is_current(name):
             continue
-        records.append(run(env, red_agent, options))
-        file.save(f"{env}, {red_agent}")
-        print(env, red_agent, records[-1]["curve"][-1], records[-1]["trial_mean"], flush=True)
+        record = run(env, red_agent, options)
+        file.content = [*(one for one in file.content if row_name(one) != name), record]
+        file.save(name)
+        print(env, red_agent, record["curve"][-1], record["trial_mean"], flush=True)
     print(write_reports(options.output))
 
 

@@ -42,7 +42,6 @@ WAYS = {
     "as for one environment": (*SIZES_OF_ONE, "--segment-steps", "0", "--max-lag", "1", *NOT_NORMALIZED),
     "defaults": (),
     "advantages scaled": ("--normalize-advantage",),
-    "advantages not scaled": ("--no-normalize-advantage",),
     "segments of 32, lag 1": ("--segment-steps", "32", "--max-lag", "1"),
     "updates of 8,192": ("--steps-per-update", "8192"),
 }

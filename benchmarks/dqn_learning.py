@@ -3,7 +3,8 @@
 Both learn with the same settings, in turns with collecting; freerun also learns with its own defaults (double,
 duelling, returns over three steps, workers beside the learner). Every run is judged twenty times on its way by ten
 fresh episodes with the best actions. Finished runs are kept in dqn_learning.json, so an interrupted benchmark
-continues. SB3's runs need `pip install stable-baselines3`, LunarLander `freerun[box2d]`.
+continues; runs of other sources are made again. SB3's runs need `pip install stable-baselines3`, LunarLander
+`freerun[box2d]`.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ def write_reports(folder: Path) -> str:
 
 def main(options: Options) -> None:
     file = RunFile(options.output / "dqn_learning.json", DQNRun)
-    done = {(record.task, record.system, record.seed) for record in file.records}
+    done = {(record.task, record.system, record.seed) for record in file.records if file.is_current(record)}
     for name in options.tasks:
         for seed in options.seeds:
             for system in options.systems:
@@ -253,8 +254,7 @@ def main(options: Options) -> None:
                     print(f"{system} is left out: it needs pip install stable-baselines3")
                     continue
                 points, seconds = train(name, seed)
-                file.records.append(DQNRun(name, system, seed, points, seconds))
-                file.save()
+                file.replace(DQNRun(name, system, seed, points, seconds), "task", "system", "seed")
                 late = file.records[-1].late_return()
                 print(f"{name}, {system}, seed {seed}: return {late:.0f} after {seconds:.1f} s", flush=True)
     print(write_reports(options.output))

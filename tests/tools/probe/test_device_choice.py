@@ -84,7 +84,7 @@ def test_a_cpu_is_tried_with_the_threads_that_a_run_begins_with(
         return update(self, version, progress)
 
     monkeypatch.setattr(PPO, "update", watched)
-    given = complete(config(num_workers=12, steps_per_update=512, minibatch_size=256))
+    given = complete(config(num_workers=12, steps_per_update=512, minibatch_size=256, device="cpu"))
     time_updates([given], stand_in_for(make_factory(given).spec, 100), 0.05, has_threads)
     assert seen == {expected}
     assert kernel.num_threads() == 1
