@@ -526,11 +526,14 @@ def report_on(options: Options, results: Results) -> str:
     remarks = [f"{len(found)} of {len(wanted)} runs are in."]
     if others := len(results.records) - len(found):
         remarks.append(f"Left out: {others} runs in learning.json with other settings, or not asked for.")
-    missing: dict[tuple[str, str], list[int]] = {}
+    missing: dict[str, dict[str, list[int]]] = {}
     for plan in wanted:
         if plan not in found:
-            missing.setdefault((plan.task, SYSTEMS[plan.system].label), []).append(plan.seed)
-    remarks += [f"Missing: {task}, {label}, seeds {seeds}." for (task, label), seeds in sorted(missing.items())]
+            missing.setdefault(SYSTEMS[plan.system].label, {}).setdefault(plan.task, []).append(plan.seed)
+    for label, seeds in missing.items():
+        of_tasks = "; ".join(f"{task}, seeds {', '.join(map(str, numbers))}" for task, numbers in seeds.items())
+        is_all = all(SYSTEMS[plan.system].label != label for plan in found)
+        remarks.append(f"Missing: {f'all runs of {label}' if is_all else f'{label}: {of_tasks}'}.")
     if results.failures:
         remarks.append(f"{len(results.failures)} runs failed; learning.json holds their logs.")
     picture = results.path.with_suffix(".png")

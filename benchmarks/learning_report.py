@@ -108,7 +108,8 @@ def markdown(tables: Sequence[Table], reference: str, baseline: str, remarks: Se
     verdicts: list[str] = []
     lines = [INTRODUCTION]
     for table in tables:
-        lines += [*_section(table, reference, baseline, verdicts), ""]
+        if table.records:
+            lines += [*_section(table, reference, baseline, verdicts), ""]
     records = [record for table in tables for record in table.records]
     lines += [
         "## In sum",
@@ -175,7 +176,7 @@ def _same_scores(table: Table) -> Iterator[str]:
 
 
 def draw(tables: Sequence[Table], reference: str, path: Path) -> None:
-    """Draw a plot for each task: the mean over seeds, and a band from the lowest to the highest."""
+    """Draw a plot for each task: the mean over seeds, and a band from the lowest to the highest of the reference."""
     if not can_draw():
         print(f"left out {path}: matplotlib is not installed (--report-only draws it elsewhere)")
         return
@@ -183,9 +184,11 @@ def draw(tables: Sequence[Table], reference: str, path: Path) -> None:
     from matplotlib.ticker import MaxNLocator
     from pictures import make_plots, save
 
-    labels = list(dict.fromkeys(label for table in tables for label in table.rows))
+    tables = [table for table in tables if table.records]
+    labels = list(dict.fromkeys(label for table in tables for label, records in table.rows.items() if records))
     others = [label for label in labels if label != reference]
-    colors = {reference: "black", **{label: f"C{number}" for number, label in enumerate(others)}}
+    looks = {label: _look(number) for number, label in enumerate(others)}
+    looks[reference] = {"color": "black", "linewidth": 2.0}
     figure, plots = make_plots(len(tables))
     for table, plot in zip(tables, plots, strict=True):
         plot.set(title=table.task, xlabel="thousand steps", ylabel="return, last 100 episodes")
@@ -194,11 +197,16 @@ def draw(tables: Sequence[Table], reference: str, path: Path) -> None:
         for label, records in table.rows.items():
             if records:
                 steps, curves = _on_common_steps(records)
-                width = 2.0 if label == reference else 1.2
-                plot.plot(steps, curves.mean(axis=0), color=colors[label], linewidth=width)
-                low, high = curves.min(axis=0), curves.max(axis=0)
-                plot.fill_between(steps, low, high, color=colors[label], alpha=0.1, linewidth=0)
-    save(figure, path, [Line2D([], [], color=colors[label], label=label) for label in labels])
+                plot.plot(steps, curves.mean(axis=0), **looks[label])
+                if label == reference:  # bands of many systems, one above another, would hide all of them
+                    low, high = curves.min(axis=0), curves.max(axis=0)
+                    plot.fill_between(steps, low, high, color="black", alpha=0.12, linewidth=0)
+    save(figure, path, [Line2D([], [], label=label, **looks[label]) for label in labels])
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Return a colour and, when matplotlib's ten are used up, another kind of line."""
+    return {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3], "linewidth": 1.2}
 
 
 def _on_common_steps(records: Sequence[Record]) -> tuple[Any, Any]:

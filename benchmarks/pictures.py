@@ -11,6 +11,8 @@ from typing import Any
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 NUM_COLUMNS = 3
 DRAWN_FROM = "Drawn from"
@@ -41,6 +43,14 @@ def save(figure: Figure, path: Path, legend: Sequence[Artist] | None = None) -> 
     figure.legend(handles=handles, loc="outside lower center", ncols=num_columns, frameon=False, fontsize="small")
     figure.savefig(path, metadata={DRAWN_FROM: digest_of_results(path)})
     print(f"wrote {path}")
+
+
+def mark_as_drawn(path: Path) -> None:
+    """Note in a picture that something else has drawn which results it shows, as `save` does."""
+    info = PngInfo()
+    info.add_text(DRAWN_FROM, digest_of_results(path))
+    with Image.open(path) as picture:
+        picture.save(path, pnginfo=info, dpi=picture.info.get("dpi"))
 
 
 def is_drawn(path: Path) -> bool:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
+from pictures import is_drawn, mark_as_drawn
 from run_file import ResultFile, write_report
 
 from freerun.persistence.files import read_json
 from freerun.telemetry.timeline import STATE_NAMES, RecordedTimeline
-from freerun.tools.cli.main import main as freerun
+from freerun.tools.plots.drawing import draw
+from freerun.tools.plots.panels import Panel, PlotRows
+from freerun.tools.plots.timeline_panels import timelines
 
 MODES = ("sync", "freerun")
 
@@ -26,7 +32,7 @@ class Options:
     total_episodes: int = 320
     """Of each run."""
     output: Path = Path(__file__).parent / "results" / "timeline"
-    """Folder for timeline.png and timeline.md."""
+    """Folder for timeline.json, timeline.png and timeline.md."""
 
 
 def train(mode: str, run_dir: Path, options: Options) -> None:
@@ -49,6 +55,24 @@ def shares_of(run_dirs: list[Path]) -> dict[str, Any]:
     return found
 
 
+def packed(panel: Panel) -> dict[str, Any]:
+    """What a panel shows, as JSON. The timelines themselves are too large to be kept."""
+    assert panel.rows is not None
+    pixels = np.ascontiguousarray(panel.rows.pixels)
+    return {
+        "title": panel.title,
+        "names": panel.rows.names,
+        "seconds": panel.rows.seconds,
+        "shape": pixels.shape,
+        "pixels": base64.b64encode(zlib.compress(pixels.tobytes())).decode(),
+    }
+
+
+def unpacked(found: dict[str, Any]) -> Panel:
+    pixels = np.frombuffer(zlib.decompress(base64.b64decode(found["pixels"])), np.uint8).reshape(found["shape"])
+    return Panel(found["title"], "seconds", "", rows=PlotRows(found["names"], pixels, found["seconds"]))
+
+
 def table(content: dict[str, Any]) -> str:
     lines = [
         "# Who waits for whom",
@@ -69,21 +93,22 @@ def open_results(folder: Path) -> ResultFile:
 
 
 def write_reports(folder: Path) -> str:
-    """Write the page; the picture needs the whole timelines, which are too large to be kept."""
-    file = open_results(folder)
+    file, picture = open_results(folder), folder / "timeline.png"
+    if not is_drawn(picture):
+        draw([unpacked(found["picture"]) for found in file.content["modes"].values()], picture)
+        mark_as_drawn(picture)
     return write_report(folder / "timeline.md", table(file.content), file.stamped())
 
 
 def main(options: Options) -> None:
-    options.output.mkdir(parents=True, exist_ok=True)
     file = open_results(options.output)
     with tempfile.TemporaryDirectory() as folder:
         run_dirs = [Path(folder) / mode for mode in MODES]
         for mode, run_dir in zip(MODES, run_dirs, strict=True):
             train(mode, run_dir, options)
         file.content = {"num_workers": options.num_workers, "modes": shares_of(run_dirs)}
-        words = ["plot", *map(str, run_dirs), "--what", "timeline", "-o", str(options.output / "timeline.png")]
-        assert freerun(words) == 0
+        for mode, panel in zip(MODES, timelines(run_dirs), strict=True):
+            file.content["modes"][mode]["picture"] = packed(panel)
     file.save(*MODES)
     print(write_reports(options.output))
 

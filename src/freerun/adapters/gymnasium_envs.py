@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 
 import freerun.adapters.catalog
+from freerun.adapters import mujoco_warnings
 from freerun.adapters.action_masks import MaskSource, find_mask_source, has_choices
 from freerun.adapters.env_adapter import EnvAdapter, SerialEnvs
 from freerun.adapters.env_packages import not_installed, unregistered
@@ -77,6 +78,7 @@ class GymnasiumFactory:
             object.__setattr__(self, "is_vector", isinstance(one, OneOfVector))
             object.__setattr__(self, "spaces", adapter.original_spaces)
             object.__setattr__(self, "image_shape", image_shape(env.observation_space))
+            object.__setattr__(self, "logged_warnings", mujoco_warnings.logged())
 
     spec: EnvSpec = field(init=False)
     spaces: EnvSpaces = field(init=False)
@@ -90,6 +92,9 @@ class GymnasiumFactory:
 
     is_vector: bool = field(init=False)
     """True if one call of the environment's own steps several of them."""
+
+    logged_warnings: frozenset[str] = field(init=False, default=frozenset())
+    """What the simulator has said about the first environment, and workers need not say again."""
 
     box: EnvArgsBox | None = field(init=False, default=None)
     """Where arguments arrive that change while a run goes on; None if none ever do."""
@@ -119,6 +124,7 @@ class GymnasiumFactory:
 
     def _build(self, extra: Mapping[str, Any], changed: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         args = {**self.env_args, **changed, **extra}
+        mujoco_warnings.log_each_once(self.env, self.logged_warnings)
         env = make_wrapped(self.env, args, self.wrap)
         if self.max_episode_steps is None:
             return env
