@@ -19,7 +19,7 @@ WORD = "settotalmass"
 @pytest.fixture
 def unset_warning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = mujoco.get_mju_user_warning()
-    monkeypatch.setattr(mujoco_warnings, "_logged", set())
+    monkeypatch.setattr(mujoco_warnings, "LOGGED", set())
     mujoco.set_mju_user_warning(None)
     yield
     mujoco.set_mju_user_warning(before)
@@ -37,7 +37,7 @@ def test_another_process_does_not_say_it_again(unset_warning: None, caplog: pyte
     factory = GymnasiumFactory(ENV)
     assert [WORD in message for message in caplog.messages] == [True]
     caplog.clear()
-    mujoco_warnings._logged.clear()  # as in a worker, which has started as a process of its own
+    mujoco_warnings.LOGGED.clear()  # as in a worker, which has started as a process of its own
     factory.make(2).close()
     assert caplog.messages == []
 

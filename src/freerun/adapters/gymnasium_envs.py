@@ -78,7 +78,7 @@ class GymnasiumFactory:
             object.__setattr__(self, "is_vector", isinstance(one, OneOfVector))
             object.__setattr__(self, "spaces", adapter.original_spaces)
             object.__setattr__(self, "image_shape", image_shape(env.observation_space))
-            object.__setattr__(self, "logged_warnings", mujoco_warnings.logged())
+            object.__setattr__(self, "logged_warnings", frozenset(mujoco_warnings.LOGGED))
 
     spec: EnvSpec = field(init=False)
     spaces: EnvSpaces = field(init=False)

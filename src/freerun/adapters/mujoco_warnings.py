@@ -15,8 +15,8 @@ from collections.abc import Iterable
 import gymnasium
 
 logger = logging.getLogger("freerun")
-_logged: set[str] = set()
-"""By this process, or by the one that started it."""
+LOGGED: set[str] = set()
+"""Warnings that this process need not log again: it has, or the process that started it."""
 
 
 def log_each_once(env: object, already_logged: Iterable[str]) -> None:
@@ -26,7 +26,7 @@ def log_each_once(env: object, already_logged: Iterable[str]) -> None:
     entry_point = getattr(gymnasium.registry.get(env), "entry_point", "") if isinstance(env, str) else ""
     if "mujoco" not in sys.modules and "mujoco" not in str(entry_point):
         return
-    _logged.update(already_logged)
+    LOGGED.update(already_logged)
     try:
         mujoco = importlib.import_module("mujoco")
     except ImportError:
@@ -35,12 +35,7 @@ def log_each_once(env: object, already_logged: Iterable[str]) -> None:
         mujoco.set_mju_user_warning(_log_once)
 
 
-def logged() -> frozenset[str]:
-    """Return the warnings that need not be logged again."""
-    return frozenset(_logged)
-
-
 def _log_once(text: str) -> None:
-    if text not in _logged:
-        _logged.add(text)
+    if text not in LOGGED:
+        LOGGED.add(text)
         logger.warning("MuJoCo: %s", text)
