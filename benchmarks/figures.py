@@ -40,8 +40,6 @@ UNIT = (
 COUNTED = "workers|cores|environments|seeds|drones|minibatches|epochs|networks|units|pixels|orders|actions"
 """What a number in front of such a word counts was set, not measured."""
 NOT_IN_SENTENCES = re.compile(r"^ *```.*?^ *```|`[^`\n]*`|(?<=\])\([^)\n]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
-NO_JSON = ("chaos",)
-"""Pages from before their scripts kept a JSON file. They stay as they are until they are measured again."""
 
 
 @dataclass(frozen=True)
