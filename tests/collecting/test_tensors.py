@@ -23,6 +23,7 @@ from freerun.settings import registry
 from freerun.settings.registry import make_config
 from freerun.telemetry.timeline import RecordedTimeline
 from freerun.tools.cli.main import main
+from freerun_envs.rough_drone import RoughDrone
 
 MODES = [name for name, entry in registry.MODES.items() if entry.traits.tensors is not None]
 SMALL = {"hidden_sizes": (8,), "quiet": True, "num_envs": 6}
@@ -210,11 +211,20 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], sentence: str, 
         freerun.train(counting, **SMALL, **options, run_dir=run_dir)
 
 
-def test_the_drone_learns_as_tensors_and_flies_alone(run_dir: Path) -> None:
+def test_the_drone_learns_as_tensors_and_flies_alone(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    step = RoughDrone.step
+
+    def counted(self: RoughDrone, action: Any) -> Any:
+        steps.append(1)
+        return step(self, action)
+
+    monkeypatch.setattr(RoughDrone, "step", counted)
     options = {"mode": "batch", "num_envs": 16, "env_args": {"task": "hover"}, "quiet": True}
     result = freerun.train("freerun/RoughDrone-v0", **options, total_steps=1000, eval_every=500, run_dir=run_dir)
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert "eval_return" in records[-1]
+    assert not steps, "--eval-every flies its drones as tensors, all at once, and not one after another"
     assert evaluate(run_dir, 1).lengths[0] > 0
     assert result.summary["num_workers"] == 1
 
