@@ -49,8 +49,29 @@ def markdown(found: dict[str, Any]) -> str:
         "",
         chaos.table(reports),
     ]
-    lines += [f"- {report.mode}: {complaint}" for report in reports for complaint in report.complaints]
+    lines += [f"- `{report.mode}`: {complaint}" for report in reports for complaint in markdown_complaints(report)]
     return "\n".join(lines)
+
+
+def markdown_complaints(report: chaos.Report) -> list[str]:
+    """The complaints of a mode; those about recoveries after storms of one kind are one line."""
+    late: dict[tuple[str, str], list[float]] = {}
+    others = []
+    for complaint in report.complaints:
+        # NAME OF THE STORM (SIGNALS): back to 95% after SECONDS s (limit LIMIT)
+        storm, _, rest = complaint.partition(" (")
+        seconds, is_late, limit = rest.rpartition(" after ")[2].partition(" s (limit ")
+        if is_late:
+            late.setdefault((storm, limit.rstrip(")")), []).append(float(seconds))
+        else:
+            others.append(complaint)
+    return [
+        *(
+            f"{len(seconds)} × too late after “{storm}”, {min(seconds):g} to {max(seconds):g} s instead of {limit} s"
+            for (storm, limit), seconds in late.items()
+        ),
+        *others,
+    ]
 
 
 def write_reports(folder: Path) -> str:

@@ -36,7 +36,7 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
                 "fails 3 times",
                 "longer than 5 s",
             ),
-            *("is left within 5 s", "to 95 % within 5 s of a kill and 5 s +"),
+            *("is left within 5 s", "to 95 % within 5 s of a kill and 5 s +", "waits up to 5 s before it starts"),
         ),
         EXAMPLE: ("7 s so far",),
         SETTING: ("200 SIGKILLs",),
