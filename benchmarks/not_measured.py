@@ -47,7 +47,7 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "isaac.md": {SETTING: ("An episode returns 5 at most", "mean return of 4.5:")},
     "lag.md": {SETTING: ("lag 1 and 4",)},
-    "learners.md": {SETTING: ("minibatches of 64 nearly", "512-512 and 2,048 a fifth")},
+    "learners.md": {SETTING: ("minibatches of 64 they", "512-512 and 2,048 they")},
     "mbpo.md": {DEFAULT: ("5 % real steps",), LIMIT: ("gains 1 % on them",), SETTING: ("after 100 updates",)},
     "memory.md": {
         SETTING: ("after 150,000 steps", "after 60,000 steps"),
