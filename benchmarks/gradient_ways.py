@@ -2,11 +2,13 @@
 
 The networks are those of HalfCheetah: 17 observations, 6 actions, two MLPs with 64-64 units and tanh. Three ways take
 whole gradient steps: torch's autograd, numpy, and the compiled kernel. The others were tried for the networks alone,
-forward and backward, beside the numpy of the fast learner. One thread; all take turns within a repetition.
+forward and backward, beside the numpy of the fast learner. One thread; all take turns within a repetition. It needs
+`pip install numba` and a C compiler.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable
@@ -60,7 +62,7 @@ def fresh_net() -> tuple[ActorCritic, torch.nn.Parameter]:
     return net, flatten_parameters(net)
 
 
-def whole_step(name: str, rows: list[torch.Tensor]) -> Step | None:
+def whole_step(name: str, rows: list[torch.Tensor]) -> Step:
     config = with_sizes(PPOConfig())
     net, weights = fresh_net()
     optimizer = torch.optim.Adam([weights], 3e-4, eps=1e-5, fused=True)
@@ -71,9 +73,8 @@ def whole_step(name: str, rows: list[torch.Tensor]) -> Step | None:
         steps = AutogradSteps(*parts)
     elif name == "numpy":
         steps = FastSteps(*parts)
-    elif kernel is None:
-        return None
     else:
+        assert kernel is not None  # `main` looks
         steps = CompiledSteps(*parts, kernel)
     torch.manual_seed(0)
     number = torch.randn(NUM_ROWS)
@@ -171,11 +172,8 @@ def torch_step(x: FloatArray) -> Step:
     return torch.no_grad()(step)
 
 
-def numba_step(x: FloatArray) -> Step | None:
-    try:
-        import numba  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        return None
+def numba_step(x: FloatArray) -> Step:
+    import numba  # type: ignore[import-not-found,unused-ignore]
 
     @numba.njit(fastmath=True)  # type: ignore[untyped-decorator,unused-ignore]
     def add_bias_and_activate(rows: Any, bias: Any) -> None:
@@ -217,12 +215,10 @@ def contenders(size: int) -> dict[str, Step]:
     order = torch.randperm(NUM_ROWS, generator=torch.Generator().manual_seed(0))
     rows = [part for part in order.split(size) if len(part) == size]  # type: ignore[no-untyped-call]
     x = np.random.default_rng(0).standard_normal((size, OBS_SIZE), np.float32)
-    made: dict[str, Step | None] = {
-        f"steps: {name}": whole_step(name, rows) for name in ("torch's autograd", "numpy", "C")
-    }
+    made: dict[str, Step] = {f"steps: {name}": whole_step(name, rows) for name in ("torch's autograd", "numpy", "C")}
     made["networks: numpy"], made["networks: numpy, joined"] = numpy_step(x), joined_step(x)
     made["networks: torch kernels"], made["networks: numba"] = torch_step(x), numba_step(x)
-    return {name: step for name, step in made.items() if step is not None}
+    return made
 
 
 def measure(size: int, repeats: int) -> dict[str, list[float]]:
@@ -263,6 +259,9 @@ def write_reports(folder: Path) -> str:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    # Without one of the ways, its earlier figures would be lost: all ways of a minibatch size are one row.
+    if importlib.util.find_spec("numba") is None or compiled_kernel() is None:
+        raise SystemExit("All ways are measured together: this needs numba (pip install numba) and a C compiler.")
     torch.set_num_threads(1)
     threadpool_limits(1, "blas")
     file = ResultFile(options.output / "gradient_ways.json", {})
