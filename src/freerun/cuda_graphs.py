@@ -42,7 +42,14 @@ def fused(function: Function, acceleration: Acceleration) -> Function:
     if acceleration != "compile":
         return function
     os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
-    return torch.compile(function, fullgraph=True, dynamic=False)  # type: ignore[return-value]
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    # Torch refuses to compile a piece of code more than eight times, whichever objects its methods belong to, so that
+    # the ninth run of a sweep within one process would fail. A copy of the code is counted by itself.
+    call.__code__ = call.__code__.replace()
+    return torch.compile(call, fullgraph=True, dynamic=False)  # type: ignore[return-value]
 
 
 def waits_for_device(function: Callable[[], object]) -> bool:
