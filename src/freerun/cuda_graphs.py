@@ -133,11 +133,15 @@ class GraphedStep:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        side = self._side_stream(torch.cuda.current_stream(self._device))
+        current = torch.cuda.current_stream(self._device)
+        side = self._side_stream(current)
         # thread_local: other threads may use the device meanwhile (a simulator, or another stage of MBPO).
         with _capture_lock, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             for _ in range(num_steps):
                 self._step()
+        # A capture begins by setting the generators' positions to zero on its own stream, and a replay sets them to
+        # where they are. Without waiting, a busy GPU did the former after the latter, and drew the first numbers again.
+        current.wait_stream(side)
         return graph
 
 

@@ -147,14 +147,18 @@ class RoughDroneSim:
             self._key.copy_(keys_from(seed, self.num_envs))
             self._episode.zero_()
             self._seen.zero_()
-        with torch.no_grad():
-            all_drones = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-            obs = self._restart(all_drones, self._zeros(torch.float32, self._task.num_observations))
-            if self._stagger:
-                # On the CPU, so that a seed staggers the same way on every device.
-                generator = torch.Generator().manual_seed(self._seed)
-                self.steps.copy_(torch.randint(self.max_episode_steps, (self.num_envs,), generator=generator))
-            return obs
+        obs = self.begin_whole_episodes()
+        if self._stagger:
+            # On the CPU, so that a seed staggers the same way on every device.
+            generator = torch.Generator().manual_seed(self._seed)
+            self.steps.copy_(torch.randint(self.max_episode_steps, (self.num_envs,), generator=generator))
+        return obs
+
+    @torch.no_grad()
+    def begin_whole_episodes(self) -> Tensor:
+        """Begin new episodes with all drones, none of them shortened by `stagger`."""
+        all_drones = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        return self._restart(all_drones, self._zeros(torch.float32, self._task.num_observations))
 
     def step(self, action: Tensor) -> TensorStep:
         with torch.no_grad():

@@ -16,9 +16,10 @@ import freerun
 from freerun.adapters import catalog
 from freerun.algorithms.policies.mlp_actor import ActorSpec, MLPActor
 from freerun.collecting.tensors.tensor_rollout import TensorRollout
-from freerun.core import EnvFailure, State, TensorSegment, UserError
+from freerun.core import EnvFailure, HeldOutSeed, Purpose, State, TensorSegment, UserError
 from freerun.persistence.checkpoint import newest
-from freerun.run.evaluation import evaluate
+from freerun.run.deployment import SavedPolicy
+from freerun.run.evaluation import evaluate, play_at_once
 from freerun.settings import registry
 from freerun.settings.registry import make_config
 from freerun.telemetry.timeline import RecordedTimeline
@@ -227,6 +228,15 @@ def test_the_drone_learns_as_tensors_and_flies_alone(run_dir: Path, monkeypatch:
     assert not steps, "--eval-every flies its drones as tensors, all at once, and not one after another"
     assert evaluate(run_dir, 1).lengths[0] > 0
     assert result.summary["num_workers"] == 1
+
+
+def test_evaluation_flies_whole_episodes(run_dir: Path) -> None:
+    """In training, drones begin at random step counts, so that not all episodes end at once."""
+    options = {"mode": "batch", "num_envs": 8, "env_args": {"task": "hover", "episode_seconds": 0.2}, "quiet": True}
+    result = freerun.train("freerun/RoughDrone-v1", **options, total_steps=200, run_dir=run_dir)
+    config = SavedPolicy.find(run_dir).settings(())
+    played = play_at_once(config, 8, HeldOutSeed(0, Purpose.VALIDATION), lambda _: result.policy.actor)
+    assert played.lengths == 8 * [10], "nothing falls to the ground within 10 steps"
 
 
 @pytest.mark.parametrize("words", [["--num-envs", "16"], []])

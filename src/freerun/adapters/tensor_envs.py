@@ -119,6 +119,9 @@ class CutDownEnv:
     def reset(self) -> Tensor:
         return self._seen(self._env.reset())
 
+    def begin_whole_episodes(self) -> Tensor:
+        return self._seen(getattr(self._env, "begin_whole_episodes", self._env.reset)())
+
     def step(self, action: Tensor) -> TensorStep:
         result = self._env.step(action)
         return result._replace(obs=self._seen(result.obs), final_obs=self._seen(result.final_obs))

@@ -224,7 +224,9 @@ def play_tensors(
     rng = np.random.default_rng(seed)
     total, length = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
     is_running = np.ones(env.num_envs, bool)
-    act, memory, obs = policy.act, empty_memory(policy, env.num_envs), env.reset()
+    # Simulators may cut the first episodes short after a reset, so that not all end at once (docs/tensors.md).
+    obs = getattr(env, "begin_whole_episodes", env.reset)()
+    act, memory = policy.act, empty_memory(policy, env.num_envs)
     if (remembering := as_memory_policy(policy)) is not None and memory is not None:
         # Only first episodes count, so no memory need be emptied.
         act = functools.partial(remembering.act_from, memory=memory)
