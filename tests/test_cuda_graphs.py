@@ -1,11 +1,18 @@
-"""Fused functions (the captured graphs themselves are tested with the algorithms that use them)."""
+"""Recorded steps, on a GPU and on a stand-in for one, and fused functions."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
-from freerun.cuda_graphs import fused
+from freerun.cuda_graphs import STEPS_PER_GRAPH, WARM_UP_CALLS, GraphedStep, fused
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Scaled:
@@ -23,3 +30,94 @@ def test_more_objects_than_torch_compiles_one_piece_of_code_for() -> None:
     for each in objects:
         assert fused(each.times, "compile")(torch.ones(3)).tolist() == 3 * [each.factor]
     assert len(objects) == 9
+
+
+class Stream:
+    """Knows which streams it has waited for."""
+
+    def __init__(self, *_: Any, **__: Any):
+        self.waited_for: list[Stream] = []
+        self.priority = 0
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for.append(other)
+
+
+class Graph:
+    """Counts its replays. Where it was captured, the step only prepares work, so a replay calls no Python."""
+
+    captured: list[tuple[Graph, Stream]]
+    num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """Torch's CUDA, as far as steps are recorded with it; returns the current stream. This machine may have no GPU."""
+    current = Stream()
+    Graph.captured = []
+
+    @contextlib.contextmanager
+    def capture(graph: Graph, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        Graph.captured.append((graph, stream))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current)
+    return current
+
+
+def recorded(step: Callable[[], None]) -> GraphedStep:
+    return GraphedStep(step, torch.device("cuda"), (), "graph")
+
+
+def test_a_step_that_is_wanted_one_at_a_time_is_recorded(stand_in: Stream) -> None:
+    called: list[int] = []
+    step = recorded(lambda: called.append(1))
+    for _ in range(20):
+        step(1)
+    assert len(called) == 2, "once to warm up, once to be recorded"
+    assert [graph.num_replays for graph, _ in Graph.captured] == [19]
+    step.forget()
+    step(1)
+    step(1)
+    assert len(called) == 4
+    assert len(Graph.captured) == 2
+
+
+def test_many_steps_are_recorded_in_tens(stand_in: Stream) -> None:
+    called: list[int] = []
+    recorded(lambda: called.append(1))(WARM_UP_CALLS + 3 * STEPS_PER_GRAPH + 2)
+    assert len(called) == WARM_UP_CALLS + STEPS_PER_GRAPH + 1
+    assert [graph.num_replays for graph, _ in Graph.captured] == [3, 2]
+
+
+def test_nothing_is_replayed_before_the_capture_has_ended(stand_in: Stream) -> None:
+    """A capture sets the positions of random generators on its own stream, a replay on the current one."""
+    recorded(lambda: None)(WARM_UP_CALLS + 1)
+    ((_, side),) = Graph.captured
+    assert stand_in.waited_for[-1] is side
+
+
+@NEEDS_GPU
+def test_a_recorded_step_draws_what_an_eager_one_draws() -> None:
+    drawn = []
+    for acceleration in ("none", "graph"):
+        generator = torch.Generator("cuda").manual_seed(7)
+        values, place = torch.zeros(40, device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
+
+        def draw(values: Tensor = values, place: Tensor = place, generator: torch.Generator = generator) -> None:
+            values.index_copy_(0, place[None], torch.rand(1, device="cuda", generator=generator))
+            place.add_(1)
+
+        step = GraphedStep(draw, torch.device("cuda"), (generator,), acceleration)
+        for times in (1, 1, 1, 25, 12):
+            step(times)
+        drawn.append(values.tolist())
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 40

@@ -93,6 +93,7 @@ class GraphedStep:
         self._generators = generators
         self._captures = device.type == "cuda" and acceleration != "none"
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they take
+        self._is_warm = False
 
     def __call__(self, times: int) -> None:
         """Take the step this many times."""
@@ -100,8 +101,9 @@ class GraphedStep:
             for _ in range(times):
                 self._step()
             return
-        if not self._graphs and times > 0:
+        if not self._is_warm and times > 0:
             times -= self._warm_up(min(times, WARM_UP_CALLS))
+            self._is_warm = True  # also after one step, for callers that never want more than one
         for num_steps in (STEPS_PER_GRAPH, 1):
             while times >= num_steps:
                 if num_steps not in self._graphs:
@@ -112,6 +114,7 @@ class GraphedStep:
     def forget(self) -> None:
         """Capture again at the next call, because tensors have been replaced."""
         self._graphs.clear()
+        self._is_warm = False
 
     def _warm_up(self, times: int) -> int:
         # As torch asks for: on another stream than the current one, with both waiting for each other.
