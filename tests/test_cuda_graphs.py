@@ -26,10 +26,8 @@ class Scaled:
 
 def test_more_objects_than_torch_compiles_one_piece_of_code_for() -> None:
     """As in a sweep, where each trial of a process has an agent of its own."""
-    objects = [Scaled(number + 0.5) for number in range(torch._dynamo.config.recompile_limit + 1)]
-    for each in objects:
-        assert fused(each.times, "compile")(torch.ones(3)).tolist() == 3 * [each.factor]
-    assert len(objects) == 9
+    for factor in range(9):  # torch refuses the ninth
+        assert fused(Scaled(factor + 0.5).times, "compile")(torch.ones(3)).tolist() == 3 * [factor + 0.5]
 
 
 class Stream:
