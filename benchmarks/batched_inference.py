@@ -1,18 +1,20 @@
 """Steps per second with images: workers that choose their own actions, beside one batch on the learner's device.
 
 Each case trains PPO for a few seconds on noise of 84 × 84 × 4 bytes, whose steps take a given time, with one epoch per
-update. Finished cases are kept in batched_inference.json, and a table of them in batched_inference.md; those of other
-sources are measured again.
+update. Cases take turns. Finished runs are kept in batched_inference.json, and a table of them in batched_inference.md;
+those of other sources are measured again.
 
 python benchmarks/batched_inference.py --device cuda --num-workers 16
 """
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import gymnasium
@@ -42,6 +44,8 @@ class Options:
     steps_per_update: int = 512
     step_seconds: float = 0.0005
     """How long a step of the environment computes."""
+    repeats: int = 5
+    """Runs of each case."""
     output: Path = Path(__file__).parent / "results" / "batched_inference"
     """Folder for batched_inference.json and .md."""
 
@@ -53,7 +57,12 @@ class InferenceRun:
     step_seconds: float
     network: str
     case: str
+    repeat: int
     steps_per_second: float
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return astuple(self)[:-1]
 
 
 class BusyPixels(gymnasium.Env[Any, Any]):
@@ -103,16 +112,19 @@ def report(records: list[InferenceRun]) -> str:
     lines = [
         "# Actions chosen by workers, and in one batch on the learner's device",
         "",
-        "`benchmarks/batched_inference.py`: PPO with one epoch per update, on noise of 84 × 84 × 4 bytes.",
+        "`benchmarks/batched_inference.py`: PPO with one epoch per update, on noise of 84 × 84 × 4 bytes. Medians "
+        "(lowest – highest) of runs that took turns.",
         "",
-        "| learner on | workers | a step takes | network | | steps per second |",
-        "| --- | ---: | ---: | --- | --- | ---: |",
+        "| learner on | workers | a step takes | network | | runs | steps per second |",
+        "| --- | ---: | ---: | --- | --- | ---: | ---: |",
     ]
-    lines += [
-        f"| {one.device} | {one.num_workers} | {one.step_seconds * 1e3:g} ms | {one.network} | {one.case} | "
-        f"{one.steps_per_second:.0f} |"
-        for one in records
-    ]
+    for case in dict.fromkeys(one.key[:-1] for one in records):
+        rates = [one.steps_per_second for one in records if one.key[:-1] == case]
+        device, num_workers, step_seconds, network, name = case
+        lines.append(
+            f"| {device} | {num_workers} | {step_seconds * 1e3:g} ms | {network} | {name} | {len(rates)} | "
+            f"{median(rates):.0f} ({min(rates):.0f} – {max(rates):.0f}) |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -123,16 +135,14 @@ def write_reports(folder: Path) -> str:
 
 def main(options: Options) -> None:
     file = RunFile(options.output / "batched_inference.json", InferenceRun)
-    place = (options.device, options.num_workers, options.step_seconds)
-    current = [one for one in file.records if file.is_current(one)]
-    done = {(one.device, one.num_workers, one.step_seconds, one.network, one.case) for one in current}
-    for network in options.network:
-        for case in CASES:
-            if (*place, network, case) in done:
-                continue
-            run = InferenceRun(*place, network, case, measure(options, network, case))
-            file.replace(run, "device", "num_workers", "step_seconds", "network", "case")
-            print(f"{network:8} {case:45} {run.steps_per_second:8.0f} steps/s", flush=True)
+    done = {one.key for one in file.records if file.is_current(one)}
+    for repeat, network, case in itertools.product(range(options.repeats), options.network, CASES):
+        key = (options.device, options.num_workers, options.step_seconds, network, case, repeat)
+        if key in done:
+            continue
+        run = InferenceRun(*key, measure(options, network, case))
+        file.replace(run, "device", "num_workers", "step_seconds", "network", "case", "repeat")
+        print(f"{network:8} {case:45} {run.steps_per_second:8.0f} steps/s", flush=True)
     print(write_reports(options.output))
 
 

@@ -142,9 +142,14 @@ def run_one(options: Options, task: str, algorithm: str, seed: int, deadline: fl
     step, score = ("eval_step", "eval_return") if options.trials_every else ("step", "return_mean")
     points = [(int(r[step]), r[score], r["wall_seconds"]) for r in records if r.get(score) is not None]
     curve = points[:: max(1, len(points) // MAX_POINTS)]
-    name = options.name or algorithm
     measured = "trials" if options.trials_every else "training"
-    return Run(task, name, seed, device, [*curve, points[-1]], measured, options.at_once, final)
+    return Run(task, name_of(options, algorithm), seed, device, [*curve, points[-1]], measured, options.at_once, final)
+
+
+def name_of(options: Options, algorithm: str) -> str:
+    name = options.name or algorithm
+    # A run that was judged on the way has another curve, and its own seconds.
+    return f"{name} by trials" if options.trials_every else name
 
 
 def trials(run_dir: Path, task: str, version: int, env_args: list[str]) -> dict[str, float]:
@@ -211,8 +216,7 @@ def markdown(runs: list[Run]) -> str:
         for name in sorted({run.name for run in runs if run.task == task}):
             mine = [run for run in runs if (run.task, run.name) == (task, name)]
             found = [moment for run in mine if (moment := when_learned(run, REACHED * best)) is not None]
-            marks = ", trials" if mine[0].measured == "trials" else ""
-            marks += ", several at once" if any(run.at_once > 1 for run in mine) else ""
+            marks = ", several at once" if any(run.at_once > 1 for run in mine) else ""
             cells = [name + marks, mine[0].device, str(len(mine)), str(len(found))]
             cells += [spread([float(moment[part]) for moment in found], part) for part in (0, 1)]
             cells.append(f"{median(run.curve[-1][1] for run in mine):.1f}")
@@ -263,7 +267,7 @@ def main() -> None:
         for seed in range(0 if options.report_only else options.seeds)
         for task in options.tasks
         for algorithm in options.algorithms
-        if (task, options.name or algorithm, seed) not in found
+        if (task, name_of(options, algorithm), seed) not in found
     ]
     deadline = None if options.max_minutes is None else time.monotonic() + 60 * options.max_minutes
     with ThreadPoolExecutor(options.at_once) as pool:

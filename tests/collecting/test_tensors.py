@@ -230,6 +230,26 @@ def test_the_drone_learns_as_tensors_and_flies_alone(run_dir: Path, monkeypatch:
     assert result.summary["num_workers"] == 1
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("memory", ["none", "gru", "lstm"])
+def test_a_recorded_simulator_trains_the_policy_of_an_eager_one(memory: str, run_dir: Path) -> None:
+    options = {"mode": "sync", "num_envs": 16, "env_args": {"task": "hover"}, "hidden_sizes": (16,), "quiet": True}
+    trained = [
+        freerun.train(
+            "freerun/RoughDrone-v1",
+            **options,
+            memory=memory,
+            device="cuda",
+            acceleration=acceleration,
+            total_steps=3000,
+            run_dir=run_dir.with_name(acceleration),
+        )
+        for acceleration in ("none", "graph")
+    ]
+    eager, recorded = (result.policy.actor.weights for result in trained)
+    np.testing.assert_allclose(recorded, eager, atol=1e-4)
+
+
 def test_evaluation_flies_whole_episodes(run_dir: Path) -> None:
     """In training, drones begin at random step counts, so that not all episodes end at once."""
     options = {"mode": "batch", "num_envs": 8, "env_args": {"task": "hover", "episode_seconds": 0.2}, "quiet": True}
