@@ -43,7 +43,6 @@ FLAGS = {
         *("--num-envs", "4096", "--minibatch-size", "24576", "--num-epochs", "5", "--hidden-sizes", "128", "128"),
         *("--learning-rate", "1e-3", "--initial-log-std", "-0.5"),
     ),
-    "fastsac": ("--num-envs", "4096"),
     "mbpo": (
         *("--preset", "mbpo-drone", "--hidden-sizes", "256", "256", "--batch-size", "256", "--learning-rate", "3e-4"),
         *("--model-hidden-sizes", "200", "200", "200", "200", "--model-updates-per-step", "1"),
@@ -109,8 +108,6 @@ class Run:
     device: str
     curve: list[tuple[int, float, float]]
     """(step, return, seconds)."""
-    measured: str = "training"
-    """What the curve consists of: returns of training episodes, or of trials with the most likely actions."""
     at_once: int = 1
     final: dict[str, float] = field(default_factory=dict)
     """The trained policy's mean return, deviation, share of crashes and share of cells seen."""
@@ -142,8 +139,7 @@ def run_one(options: Options, task: str, algorithm: str, seed: int, deadline: fl
     step, score = ("eval_step", "eval_return") if options.trials_every else ("step", "return_mean")
     points = [(int(r[step]), r[score], r["wall_seconds"]) for r in records if r.get(score) is not None]
     curve = points[:: max(1, len(points) // MAX_POINTS)]
-    measured = "trials" if options.trials_every else "training"
-    return Run(task, name_of(options, algorithm), seed, device, [*curve, points[-1]], measured, options.at_once, final)
+    return Run(task, name_of(options, algorithm), seed, device, [*curve, points[-1]], options.at_once, final)
 
 
 def name_of(options: Options, algorithm: str) -> str:
@@ -196,7 +192,7 @@ def markdown(runs: list[Run]) -> str:
         "# RoughDrone learned",
         "",
         f"After how many real steps and seconds the return is {REACHED:.0%} of the best scripted pilot's: that of the "
-        "last 100 training episodes or, where the table says so, of trials with the most likely actions on the way "
+        "last 100 training episodes or, in rows *by trials*, of trials with the most likely actions on the way "
         "(whose time counts). *Trained* is the policy at the end, with the most likely actions in "
         f"{NUM_TRIALS} episodes. Medians (lowest – highest) over seeds. `benchmarks/drone_learning.py` wrote this; "
         "[the pilots](../drone_pilots/drone_pilots.md) are those of `benchmarks/drone_pilots.py`.",

@@ -143,7 +143,7 @@ class GraphedStep:
             for _ in range(num_steps):
                 self._step()
         # A capture begins by setting the generators' positions to zero on its own stream, and a replay sets them to
-        # where they are. Without waiting, a busy GPU did the former after the latter, and drew the first numbers again.
+        # where they are. Without waiting, a busy GPU could do the former after the latter, and draw wrong numbers.
         current.wait_stream(side)
         return graph
 
