@@ -28,7 +28,7 @@ NAMES: dict[System, str] = {
     "rsl_rl": "RSL-RL",
     "batch": "freerun, batch (v2)",
     "sync": "freerun, sync",
-    "batch_eager": "freerun, batch (v2), simulator not recorded",
+    "batch_eager": "freerun, eager simulator, batch (v2)",
 }
 EAGER = "_eager"
 WARM_UP_SHARE = 0.1

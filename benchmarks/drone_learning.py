@@ -33,10 +33,10 @@ TASKS = {"hover": ("hover", 1), "waypoint": ("waypoint", 1), "explore": ("explor
 """The task and the version of the environment. `hover` and `waypoint` are the same in both versions."""
 MILLION = 1_000_000
 TOTAL_STEPS = {
-    "ppo": {"hover": 8 * MILLION, "waypoint": 60 * MILLION, "explore": 60 * MILLION, "explore-v0": 60 * MILLION},
-    "mbpo": {"hover": 100_000, "waypoint": 4 * MILLION, "explore": 6 * MILLION, "explore-v0": 4 * MILLION},
+    "ppo": {"hover": 6 * MILLION, "waypoint": 60 * MILLION, "explore": 60 * MILLION, "explore-v0": 60 * MILLION},
+    "mbpo": {"hover": 100_000, "waypoint": 3 * MILLION, "explore": 5 * MILLION, "explore-v0": 4 * MILLION},
 }
-OTHER_STEPS = {"hover": 3 * MILLION, "waypoint": 20 * MILLION, "explore": 30 * MILLION, "explore-v0": 20 * MILLION}
+OTHER_STEPS = {"hover": 2 * MILLION, "waypoint": 20 * MILLION, "explore": 30 * MILLION, "explore-v0": 20 * MILLION}
 """Of algorithms that TOTAL_STEPS does not name, such as off-policy ones with thousands of drones."""
 FLAGS = {
     "ppo": (
@@ -50,7 +50,7 @@ FLAGS = {
 }
 FAR_FLAGS = {
     "ppo": ("--gamma", "0.998"),
-    "fastsac": ("--updates-per-vector-step", "4", "--buffer-size", "3000000"),
+    "fastsac": ("--updates-per-vector-step", "4", "--buffer-size", "3000000", "--learning-rate", "3e-4"),
     "mbpo": (
         *("--num-envs", "512", "--gamma", "0.997", "--batch-size", "1024", "--updates-per-step", "0.125"),
         *("--model-updates-per-step", "0.03", "--rollouts-per-step", "20", "--buffer-size", "2000000"),
@@ -62,6 +62,8 @@ from 100 on."""
 OTHER_FLAGS = ("--num-envs", "4096")
 REACHED = 0.7
 """The share of the best pilot's return at which a task counts as learned: 99 in `hover`."""
+LIKE_PPO = 0.9
+"""The share of the return of PPO's trained policies after which algorithms are compared by their steps."""
 NUM_TRIALS, TRIAL_SEED = 256, 77_000
 MAX_POINTS = 300
 """Of a curve."""
@@ -194,7 +196,8 @@ def markdown(runs: list[Run]) -> str:
         f"After how many real steps and seconds the return is {REACHED:.0%} of the best scripted pilot's: that of the "
         "last 100 training episodes or, in rows *by trials*, of trials with the most likely actions on the way "
         "(whose time counts). *Trained* is the policy at the end, with the most likely actions in "
-        f"{NUM_TRIALS} episodes. Medians (lowest – highest) over seeds. `benchmarks/drone_learning.py` wrote this; "
+        f"{NUM_TRIALS} episodes. *Like PPO* is after how many steps the return is {LIKE_PPO:.0%} of what PPO's trained "
+        "policies return. Medians (lowest – highest) over seeds. `benchmarks/drone_learning.py` wrote this; "
         "[the pilots](../drone_pilots/drone_pilots.md) are those of `benchmarks/drone_pilots.py`.",
     ]
     for task in [task for task in TASKS if any(run.task == task for run in runs)]:
@@ -206,15 +209,21 @@ def markdown(runs: list[Run]) -> str:
             f"The best pilot ({pilot}) returns {best:.1f}, and no policy can return more than {most:.0f}. Learned: "
             f"{REACHED * best:.0f}.",
             "",
-            "| | device | seeds | learned | real steps | seconds | return at the end | trained | crashed | seen |",
-            "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            "| | device | seeds | learned | real steps | seconds | like PPO: real steps | return at the end | trained "
+            "| crashed | seen |",
+            "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
+        of_ppo = [run.final["mean"] for run in runs if run.task == task and run.name.split()[0] == "ppo" and run.final]
         for name in sorted({run.name for run in runs if run.task == task}):
             mine = [run for run in runs if (run.task, run.name) == (task, name)]
             found = [moment for run in mine if (moment := when_learned(run, REACHED * best)) is not None]
             marks = ", several at once" if any(run.at_once > 1 for run in mine) else ""
             cells = [name + marks, mine[0].device, str(len(mine)), str(len(found))]
             cells += [spread([float(moment[part]) for moment in found], part) for part in (0, 1)]
+            like_ppo = LIKE_PPO * median(of_ppo) if of_ppo else float("inf")
+            reached = [moment[0] for run in mine if (moment := when_learned(run, like_ppo)) is not None]
+            less = f", {len(reached)} of {len(mine)}" if 0 < len(reached) < len(mine) else ""
+            cells.append(spread([float(step) for step in reached], 0) + less)
             cells.append(f"{median(run.curve[-1][1] for run in mine):.1f}")
             trained = [run.final for run in mine if run.final]
             cells.append(spread([final["mean"] for final in trained], 1))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -45,6 +47,7 @@ class Graph:
     """Counts its replays. Where it was captured, the step only prepares work, so a replay calls no Python."""
 
     captured: list[tuple[Graph, Stream]]
+    is_capturing = False
     num_replays = 0
 
     def replay(self) -> None:
@@ -60,7 +63,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Stream:
     @contextlib.contextmanager
     def capture(graph: Graph, stream: Stream, capture_error_mode: str) -> Iterator[None]:
         Graph.captured.append((graph, stream))
+        Graph.is_capturing = True
         yield
+        Graph.is_capturing = False
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
@@ -100,6 +105,36 @@ def test_nothing_is_replayed_before_the_capture_has_ended(stand_in: Stream) -> N
     recorded(lambda: None)(WARM_UP_CALLS + 1)
     ((_, side),) = Graph.captured
     assert stand_in.waited_for[-1] is side
+
+
+def test_a_thread_takes_a_step_before_it_captures_one(stand_in: Stream) -> None:
+    """As with MBPO, whose first rollout is the learner's and whose later ones are a thread's. cuBLAS makes a handle
+    for each thread, which it cannot do during a capture."""
+    calls: list[tuple[bool, bool]] = []
+    step = recorded(lambda: calls.append((threading.current_thread() is threading.main_thread(), Graph.is_capturing)))
+    step(1)
+    with ThreadPoolExecutor(1) as executor:
+        for _ in range(3):
+            executor.submit(step, 1).result()
+    step(1)
+    assert calls == [(True, False), (False, False), (False, True)]
+    assert [graph.num_replays for graph, _ in Graph.captured] == [3]
+
+
+@NEEDS_GPU
+def test_a_step_that_one_thread_has_warmed_up_is_captured_in_another() -> None:
+    matrix, product = torch.rand(64, 64, device="cuda"), torch.zeros(64, 64, device="cuda")
+
+    def multiply() -> None:
+        product.add_(matrix @ matrix)
+
+    step = GraphedStep(multiply, torch.device("cuda"), (), "graph")
+    step(1)
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as executor:
+        for _ in range(3):
+            executor.submit(step, 1).result()
+    torch.testing.assert_close(product, 4 * (matrix @ matrix))
 
 
 @NEEDS_GPU

@@ -21,7 +21,8 @@ from freerun.core import Acceleration
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 WARM_UP_CALLS = 3
-"""Libraries initialise themselves during the first calls, which cannot be captured. They count as steps too."""
+"""Libraries initialise themselves during the first calls of a thread, which cannot be captured: cuBLAS has a handle for
+each thread. These calls count as steps too."""
 STEPS_PER_GRAPH = 10
 """Steps in the graph that is replayed where many are wanted. Between two graphs the GPU does nothing for some 20
 microseconds, which is a tenth of a small gradient step."""
@@ -93,7 +94,7 @@ class GraphedStep:
         self._generators = generators
         self._captures = device.type == "cuda" and acceleration != "none"
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by how many steps they take
-        self._is_warm = False
+        self._warm_thread: threading.Thread | None = None
 
     def __call__(self, times: int) -> None:
         """Take the step this many times."""
@@ -101,20 +102,22 @@ class GraphedStep:
             for _ in range(times):
                 self._step()
             return
-        if not self._is_warm and times > 0:
-            times -= self._warm_up(min(times, WARM_UP_CALLS))
-            self._is_warm = True  # also after one step, for callers that never want more than one
         for num_steps in (STEPS_PER_GRAPH, 1):
             while times >= num_steps:
-                if num_steps not in self._graphs:
+                if num_steps in self._graphs:
+                    self._graphs[num_steps].replay()
+                    times -= num_steps
+                elif self._warm_thread is threading.current_thread():
                     self._graphs[num_steps] = self._capture(num_steps)
-                self._graphs[num_steps].replay()
-                times -= num_steps
+                else:
+                    # One step is enough, for callers that never want more at a time.
+                    times -= self._warm_up(min(times, WARM_UP_CALLS))
+                    self._warm_thread = threading.current_thread()
 
     def forget(self) -> None:
         """Capture again at the next call, because tensors have been replaced."""
         self._graphs.clear()
-        self._is_warm = False
+        self._warm_thread = None
 
     def _warm_up(self, times: int) -> int:
         # As torch asks for: on another stream than the current one, with both waiting for each other.
