@@ -71,8 +71,6 @@ BENCHMARKS = {
     "adapting": Benchmark((*TRAINING, "src/freerun/tuning")),
     "atari_learning": Benchmark((*TRAINING, "src/freerun/adapters/images.py"), others=("Stable-Baselines3",)),
     "batched_inference": Benchmark(TRAINING),
-    # It compares two checkouts that it is given, so no other source makes it older.
-    "before_after": Benchmark((), flags="OLD_SRC NEW_SRC"),
     "beside_rsl_rl": Benchmark((*TENSORS, *ON_GPUS), flags=OUTPUT),
     "chaos_storms": Benchmark(
         (*COLLECTING, *ON_RAY, "src/freerun/run", "tests/chaos.py", "tests/sealed_env.py"), ("chaos/chaos.json",)
@@ -158,8 +156,6 @@ BENCHMARKS = {
     "throughput": Benchmark((*TRAINING, *ON_RAY)),
     "time_to_score": Benchmark(
         (*TRAINING, *(f"benchmarks/time_to_score_{part}.py" for part in ("runs", "systems"))),
-        ("time_to_score/time_to_score.json", "time_to_score_2_cores/time_to_score.json"),
-        flags=OUTPUT,
         others=("sb3", "single-file", "sample-factory"),
         sources_of_others=tuple(
             f"benchmarks/{name}.py"

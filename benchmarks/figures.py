@@ -160,8 +160,14 @@ def time_to_score() -> str:
     systems = ("freerun", "single-file PPO", "Stable-Baselines3", "Sample Factory")
     heads = [next(row.section for row in page_of("time_to_score") if row.section.startswith(task)) for task in tasks]
     lines = [f"| | {' | '.join(head.replace(':', ',') for head in heads)} |", "| --- |" + " ---: |" * len(tasks)]
+    measured = {(row.section, row.cells["system"]) for row in page_of("time_to_score") if "seconds" in row.cells}
     for system in systems:
-        cells = [cell(f"time_to_score; {task}; {system}; seconds") for task in tasks]
+        cells = [
+            cell(f"time_to_score; {task}; {system}; seconds")
+            if any(section == head and name.startswith(system) for section, name in measured)
+            else "not measured"
+            for task, head in zip(tasks, heads, strict=True)
+        ]
         lines.append(f"| {system} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -175,8 +181,8 @@ def readme() -> str:
     lines.append(
         f"| 100 uneven environments: share of the machine's limit | {share} % | {theirs} % | {runs}, {their_runs} |"
     )
-    for section in dict.fromkeys(row.section for row in page_of("time_to_score_2_cores") if "seconds" in row.cells):
-        rows = [row.cells for row in page_of("time_to_score_2_cores") if row.section == section]
+    for section in dict.fromkeys(row.section for row in page_of("time_to_score") if "seconds" in row.cells):
+        rows = [row.cells for row in page_of("time_to_score") if row.section == section]
         ours, other = (
             next(one for one in rows if one["system"].startswith(system)) for system in ("freerun", "Stable-Baselines3")
         )

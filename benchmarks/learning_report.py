@@ -133,6 +133,8 @@ def _section(table: Table, reference: str, baseline: str, verdicts: list[str]) -
     yield ""
     reference_scores = [record.score for record in table.rows.get(reference, ())]
     margin = MARGIN * (table.mean_score(reference) - table.mean_score(baseline))
+    # A task may have been given more seeds than the others.
+    num_seeds = max(table.num_seeds, *(len(records) for records in table.rows.values()))
     yield f"| system | seeds | return | steps / updates | mean lag | seconds | minus SB3 | no worse by {margin:.0f} |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for label, records in table.rows.items():
@@ -141,7 +143,7 @@ def _section(table: Table, reference: str, baseline: str, verdicts: list[str]) -
         scores = [record.score for record in records]
         cells = [
             label,
-            f"{len(records)} of {table.num_seeds}",
+            f"{len(records)} of {num_seeds}",
             f"{np.median(scores):.1f} ({min(scores):.1f} – {max(scores):.1f})",
             f"{np.median([r.num_steps for r in records]):.0f} / {np.median([r.num_updates for r in records]):.0f}",
             f"{np.mean([record.lag_mean for record in records]):.2f}",
