@@ -83,7 +83,7 @@ NOT_MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
     "tensors.md": {
         SETTING: (
             *("costs 0.05 · v²", "0.5 · v at most, so 5 m/s", "is 0.1 for each", "collects 24 steps", "next 24 steps"),
-            *("hover, 24 steps", "million with 65,536", "% with 4)"),
+            *("hover, 24 steps", "million with 65,536", "% with 4)", "hover at a return of 99"),
         ),
         EXAMPLE: ("return of 19 is",),
     },

@@ -143,6 +143,14 @@ def test_only_lines_that_compute_count_in_a_fingerprint() -> None:
     assert list(catalogue.lines_that_compute(source, False))[3:] == ["def table():", "    return 2"]
 
 
+@pytest.mark.parametrize("line", catalogue.MENDED_LINES)
+def test_a_mended_line_counts_as_the_one_before(line: str) -> None:
+    body = "\n".join(f"if True:\n    if True:\n{one}\n            pass" for one in (line, catalogue.MENDED_LINES[line]))
+    new, old = list(catalogue.lines_that_compute(body, False))[2::4]
+    assert new == old == catalogue.MENDED_LINES[line]
+    assert any(line in file.read_text().splitlines() for file in (ROOT / "src").rglob("*.py"))
+
+
 # ---------------------------------------------------------------------------------------------- result files
 
 

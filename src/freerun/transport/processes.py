@@ -99,7 +99,9 @@ def nameless_semaphores() -> Iterator[None]:
     try:
         yield
     finally:
-        for key, finalizer in list(util._finalizer_registry.items()):  # type: ignore[attr-defined]
+        # A copy is made at once. Up to Python 3.11 a list of the items may collect garbage on the way, which may change
+        # the registry.
+        for key, finalizer in util._finalizer_registry.copy().items():  # type: ignore[attr-defined]
             if key not in before and finalizer._callback is SemLock._cleanup:  # type: ignore[attr-defined]
                 finalizer()
 
