@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from multiprocessing import util
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,25 +34,30 @@ def test_all_cores_count_where_a_process_cannot_be_restricted(monkeypatch: pytes
 
 
 class RegistersWhenCollected:
-    """Garbage that only the collector finds. It does what finalizers and other threads may do at any moment."""
+    """Garbage that only the collector finds. It registers a finalizer, and leaves garbage of its kind behind."""
 
-    def __init__(self, registry: dict[Any, Any]):
-        self.registry, self.me = registry, self
+    def __init__(self, registered: list[Any]):
+        self.registered, self.me = registered, self
 
     def __del__(self) -> None:
-        self.registry[object()] = SimpleNamespace(_callback=None)
+        self.registered.append(util.Finalize(None, str, exitpriority=0))
+        if len(self.registered) < 300:
+            RegistersWhenCollected(self.registered)
 
 
-def test_what_is_collected_meanwhile_may_register_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry: dict[Any, Any] = {key: SimpleNamespace(_callback=None) for key in range(1000)}
-    monkeypatch.setattr(util, "_finalizer_registry", registry)
+def test_what_is_collected_meanwhile_may_register_finalizers() -> None:
+    registered: list[Any] = [util.Finalize(None, str, exitpriority=0) for _ in range(100)]
+    # Python uses pairs that nobody has any more again, which starts no collection. So here all of them are in use.
+    pairs = [(number, registered) for number in range(5000)]
     thresholds = gc.get_threshold()
     try:
         with processes.nameless_semaphores():
-            gc.collect()
-            gc.set_threshold(300)
-            RegistersWhenCollected(registry)
+            RegistersWhenCollected(registered)
+            gc.set_threshold(1)  # from here on every new object starts a collection
     finally:
         gc.set_threshold(*thresholds)
         gc.collect()
-    assert len(registry) > 1000
+        for finalizer in registered:
+            finalizer.cancel()
+    assert len(registered) > 100
+    assert len(pairs) == 5000
