@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -49,7 +50,9 @@ ON_GPUS = (
     "src/freerun/algorithms/sac/gpu_steps.py",
 )
 TRAINING = (*COLLECTING, *PPO, "src/freerun/settings/defaults.py")
-TENSORS = (*TRAINING, *ON_TENSORS, "src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_physics.py")
+DRONE = ("src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_physics.py")
+TENSORS = (*TRAINING, *ON_TENSORS, *DRONE)
+OFF_POLICY_TENSORS = (*COLLECTING, "src/freerun/settings/defaults.py", *ON_TENSORS, *DRONE, *ON_GPUS)
 DEFENCE = (
     "src/freerun_envs/network_defence.py",
     "src/freerun_envs/network_red.py",
@@ -75,6 +78,8 @@ class Benchmark:
     """Systems that are not freerun, as the names of their rows have them. A change of freerun does not change what they
     do, so those rows depend on the script and on `sources_of_others` alone."""
     sources_of_others: tuple[str, ...] = ()
+    algorithms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For rows that name an algorithm: the sources of each. What another algorithm does changes nothing in them."""
 
 
 BENCHMARKS = {
@@ -94,7 +99,14 @@ BENCHMARKS = {
     "default_flags": Benchmark((*TRAINING, *SAC), others=("EnvPool with 2 threads",), sources_of_others=RUNNERS),
     "default_sizes": Benchmark(TRAINING, others=("Stable-Baselines3",)),
     "dqn_learning": Benchmark((*COLLECTING, "src/freerun/algorithms/dqn"), others=("Stable-Baselines3",)),
-    "drone_learning": Benchmark((*TENSORS, "src/freerun/algorithms/fastsac", *MBPO, *ON_GPUS)),
+    "drone_learning": Benchmark(
+        (*TENSORS, "src/freerun/algorithms/fastsac", *MBPO, *ON_GPUS),
+        algorithms={
+            "ppo": (*TENSORS, *ON_GPUS),
+            "fastsac": (*OFF_POLICY_TENSORS, *SAC, "src/freerun/algorithms/fastsac"),
+            "mbpo": (*OFF_POLICY_TENSORS, *MBPO, "src/freerun/algorithms/fastsac"),
+        },
+    ),
     "drone_pilots": Benchmark(("src/freerun_envs/drone_sim.py", "src/freerun_envs/drone_pilots.py")),
     "federation": Benchmark((*TRAINING, *DEFENCE, "src/freerun/tools/federation")),
     "gallery": Benchmark(TENSORS),
@@ -196,7 +208,9 @@ def sources_of(path: Path, row: str = "") -> tuple[str, ...]:
     for name, benchmark in BENCHMARKS.items():
         if path.name in (file.name for file in result_files(name)):
             is_other = any(part in benchmark.others for part in row.split(", "))
-            return (f"benchmarks/{name}.py", *(benchmark.sources_of_others if is_other else benchmark.sources))
+            sources = benchmark.sources_of_others if is_other else benchmark.sources
+            named = [of_one for word, of_one in benchmark.algorithms.items() if word in re.split(r"\W+", row)]
+            return (f"benchmarks/{name}.py", *(named[0] if named else sources))
     raise SystemExit(f"{path.name} belongs to no benchmark: add it to benchmarks/catalogue.py.")
 
 

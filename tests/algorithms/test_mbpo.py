@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import freerun
+from freerun.algorithms.fastsac.large_batch_steps import LargeBatchSteps
 from freerun.algorithms.mbpo.mbpo import MBPO
 from freerun.algorithms.mbpo.mbpo_config import MBPOConfig, scaled_defaults
 from freerun.algorithms.sac.replay_buffer import ReplaySample, StepBatch
-from freerun.core import EnvSpec, RunScale, Segment, UserError
+from freerun.algorithms.sac.soft_steps import FastSoftSteps
+from freerun.core import EnvSpec, RunScale, Segment, SingleLearner, UserError
 from freerun.run.update_hooks import Update
 
 ENV = EnvSpec(
@@ -68,6 +70,50 @@ def run(algorithm: MBPO, num_updates: int) -> list[dict[str, float]]:
         algorithm.observe([segment(algorithm.demand().steps, seed=version)])
         history.append(algorithm.update(version, 0.0))
     return history
+
+
+def test_fast_agents_learn_from_sums_of_real_rewards_and_the_model_from_single_ones() -> None:
+    algorithm = make(agent="fastsac", num_return_steps=3, gamma=0.5)
+    steps = segment(4)
+    steps.reward[:, 0] = 1, 2, 3, 4
+    steps.terminated[:] = False
+    algorithm.observe([steps])
+    single, summed_up = algorithm.real_buffer.newest(4), algorithm.agent_buffer.newest(4)
+    assert single.reward.tolist() == [1, 2, 3, 4]
+    # 1 + 2 / 2 + 3 / 4, 2 + 3 / 2 + 4 / 4, and at the end of the segment fewer rewards: 3 + 4 / 2, 4
+    assert summed_up.reward.tolist() == [2.75, 4.5, 5.0, 4.0]
+    # What follows counts gamma * (1 - lost): 1/8 after three rewards, 1/8, 1/4 after two, 1/2 after one.
+    assert (0.5 * (1 - summed_up.terminated)).tolist() == [0.125, 0.125, 0.25, 0.5]
+    assert torch.equal(summed_up.next_obs[0], torch.from_numpy(steps.next_obs[2, 0]))
+    assert torch.equal(single.next_obs[0], torch.from_numpy(steps.next_obs[0, 0]))
+
+
+def test_fast_agents_are_fast_sacs_and_torch_computes_their_gradients() -> None:
+    config = MBPOConfig(agent="fastsac")
+    assert MBPO.traits.computed_by is not None
+    assert MBPO.traits.computed_by(config, "cpu") == "torch"
+    assert MBPO.traits.computed_by(MBPOConfig(), "cpu") == "numpy"
+    assert MBPO.traits.learner_note is not None
+    assert MBPO.traits.learner_note(config, "cuda").endswith("torch learner")
+    assert isinstance(make(agent="fastsac").agent.soft_steps, LargeBatchSteps)
+    assert isinstance(make().agent.soft_steps, FastSoftSteps)
+    with pytest.raises(UserError, match="--learner fast has no gradients of --agent fastsac"):
+        MBPOConfig(agent="fastsac", learner="fast")
+
+
+def test_without_sums_a_fast_agent_shares_the_models_buffer() -> None:
+    algorithm = make(agent="fastsac", num_return_steps=1)
+    assert algorithm.agent_buffer is algorithm.real_buffer
+    assert np.isfinite(run(algorithm, 3)[-1]["critic_loss"])
+
+
+def test_several_learners_do_not_share_sums_of_rewards() -> None:
+    class TwoLearners(SingleLearner):
+        count = 2
+
+    settings: dict[str, Any] = {**SMALL, "agent": "fastsac", "stages": "in-turn", "acceleration": "none"}
+    with pytest.raises(UserError, match="give --num-return-steps 1"):
+        MBPO(ENV, MBPOConfig(**settings), 0, "cpu", False, TwoLearners())
 
 
 def test_rollouts_grow_between_two_moments() -> None:

@@ -172,6 +172,7 @@ PRESETS = {
             "wrap": "atari",
             "total_steps": 10_000_000,
             "num_workers": 8,
+            "max_lag": 0,  # with a lag of 1 returns begin to rise later (docs/images.md)
             "steps_per_update": 1024,
             "minibatch_size": 256,
             "num_epochs": 4,

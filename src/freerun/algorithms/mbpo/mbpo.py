@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,16 @@ from gymnasium import spaces
 from freerun.algorithms.learners.fast_learner import learner_words
 from freerun.algorithms.mbpo.dynamics import Dynamics, EnsembleTraining
 from freerun.algorithms.mbpo.ensemble import EliteModel, Ensemble
-from freerun.algorithms.mbpo.mbpo_config import MBPOConfig, scaled_defaults
+from freerun.algorithms.mbpo.fast_agent import make_fast_agent
+from freerun.algorithms.mbpo.mbpo_config import MBPOConfig, scaled_defaults, with_learner
 from freerun.algorithms.mbpo.model_rollouts import ModelRollouts
 from freerun.algorithms.mbpo.stage import BackgroundStage
-from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy, UpdateBudget, computed_by
+from freerun.algorithms.sac import off_policy
+from freerun.algorithms.sac.off_policy import CRITIC_PARTS, OffPolicy, UpdateBudget
 from freerun.algorithms.sac.off_policy_config import pace_words
 from freerun.algorithms.sac.replay_buffer import ReplayBuffer, ReplayConfig, ReplaySample, StepBatch
 from freerun.algorithms.sac.soft_agent import SoftAgent, is_written_out
-from freerun.core import AlgorithmTraits, EnvSpec, LearnerGroup, Metrics, UserError
+from freerun.core import AlgorithmTraits, AnySegment, ComputedBy, EnvSpec, LearnerGroup, Metrics, UserError
 from freerun.cuda_graphs import GraphedStep
 
 logger = logging.getLogger("freerun")
@@ -41,7 +43,12 @@ def _console_line(step: int, metrics: Mapping[str, float]) -> str:
 def learner_note(config: MBPOConfig, device: str) -> str:
     """What a run learns with, for its header: where the model is large, its first training may take minutes."""
     most = config.work_per_step("model_updates_per_step")
-    return f"{pace_words(config)}, and up to {most:.3g} of the model · {learner_words(is_written_out(config, device))}"
+    words = learner_words(is_written_out(with_learner(config), device))
+    return f"{pace_words(config)}, and up to {most:.3g} of the model · {words}"
+
+
+def computed_by(config: MBPOConfig, device: str) -> ComputedBy:
+    return off_policy.computed_by(with_learner(config), device)
 
 
 class MBPO(OffPolicy):
@@ -77,6 +84,7 @@ class MBPO(OffPolicy):
         deterministic: bool,
         learner_group: LearnerGroup | None = None,
     ):
+        config = with_learner(config)
         super().__init__(env, config, seed, device, deterministic, learner_group)
         self._require_shares(config.model_batch_size, "--model-batch-size")
         self.dynamics = Dynamics(config, *self._sizes, seed, self.device, self._learner_group)
@@ -90,8 +98,16 @@ class MBPO(OffPolicy):
         self.model_buffer = ReplayBuffer(
             capacity, *self._sizes, ReplayConfig(), seed + 1, self.device, self._acceleration
         )
+        self.agent_buffer = self.real_buffer
+        """The real steps that the agent learns from. The model always learns from `real_buffer`."""
+        if config.sums_up_rewards:
+            if self._learner_group.count > 1:
+                raise UserError("several learners share single real steps: give --num-return-steps 1")
+            self.agent_buffer = ReplayBuffer(
+                config.buffer_size, *self._sizes, config, seed, self.device, self._acceleration
+            )
         self._num_real_rows = round(config.real_share * config.rows_per_batch)
-        generators = (self.agent.generator, self.real_buffer.generator, self.model_buffer.generator)
+        generators = (self.agent.generator, self.agent_buffer.generator, self.model_buffer.generator)
         self.take_gradient_steps = GraphedStep(self._gradient_step, self.device, generators, self._acceleration)
         # Counted in batches of rollouts, which is how many step together.
         self._rollout_budget = UpdateBudget(config.work_per_step("rollouts_per_step") / self.rollouts.num_rows)
@@ -111,7 +127,15 @@ class MBPO(OffPolicy):
         )
 
     def _make_agent(self, seed: int) -> SoftAgent:
-        return SoftAgent(self.spec, self.config, seed, self.device, self._learner_group)
+        make = make_fast_agent if self.config.agent == "fastsac" else SoftAgent
+        return make(self.spec, self.config, seed, self.device, self._learner_group)
+
+    def observe(self, segments: Sequence[AnySegment]) -> None:
+        super().observe(segments)
+        if self.config.sums_up_rewards:
+            for segment in segments:
+                steps = self._sum_up_rewards(self.steps_of(segment), segment, self.config.num_return_steps)
+                self.agent_buffer.add(steps, self._versions_of(segment))
 
     def _rows_per_rollout(self) -> int:
         """Rows of a batch of rollouts: equally many for each elite, and no more than one update pays for.
@@ -138,7 +162,7 @@ class MBPO(OffPolicy):
     def update(self, version: int, progress: float) -> Metrics:
         self._num_real_steps += self._num_new_steps
         self._rollout_budget.earn(self._earn_updates())
-        self.real_buffer.anneal_beta(progress)
+        self.agent_buffer.anneal_beta(progress)
         if self._training_stage is None or self.model.version == 0:
             if self._is_training_due():
                 self._prepare_training()
@@ -243,12 +267,12 @@ class MBPO(OffPolicy):
     def _gradient_step(self) -> None:
         """One step of the agent on a batch of real and model steps."""
         num_real = self._num_real_rows
-        real = self.real_buffer.draw(num_real)
+        real = self.agent_buffer.draw(num_real)
         imagined = self.model_buffer.draw(self.config.rows_per_batch - num_real)
         steps = self.real_buffer.split(torch.cat([real.values, imagined.values]))
         weight = torch.cat([real.weight, imagined.weight])
         td_error = self.agent.learn(ReplaySample(steps, weight, real.rows))
-        self.real_buffer.update_priorities(real.rows, td_error[:num_real])
+        self.agent_buffer.update_priorities(real.rows, td_error[:num_real])
 
     # ------------------------------------------------------------------------------------------ metrics, checkpoints
 
@@ -285,8 +309,10 @@ class MBPO(OffPolicy):
         if self._training_stage is not None and self._training_stage.is_busy:
             # The networks are part of the state, so their training must be over when they are saved.
             self._use_trained_model(self._training_stage.finish())
+        summed_up = {"summed_up": self.agent_buffer.state_dict()} if self.config.sums_up_rewards else {}
         return {
             **super().state_dict(),
+            **summed_up,
             "dynamics": self.dynamics.state_dict(),
             "model": self.model.state_dict(),
             "imagined": self.model_buffer.state_dict(),
@@ -296,6 +322,8 @@ class MBPO(OffPolicy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
+        if self.config.sums_up_rewards:
+            self.agent_buffer.load_state_dict(state["summed_up"])
         self.dynamics.load_state_dict(state["dynamics"])
         self.model.load_state_dict(state["model"])
         self.model_buffer.load_state_dict(state["imagined"])
