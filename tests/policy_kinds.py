@@ -71,5 +71,5 @@ KINDS: dict[str, PolicyKind] = {
     "dqn": PolicyKind("toy_envs:OneBit", {"algo": "dqn", "epsilon_steps": 60}),
     "masked-dqn": PolicyKind("toy_envs:Masked", {"algo": "dqn", "epsilon_steps": 60}, {"kind": "many"}),
     "mbpo": PolicyKind("Pendulum-v1", {**PENDULUM, "algo": "mbpo", **SMALL_MODEL}),
-    "mbpo-fast": PolicyKind("Pendulum-v1", {**PENDULUM, "algo": "mbpo", "agent": "fastsac", **SMALL_MODEL}),
+    "mbpo-fast": PolicyKind("Pendulum-v1", {**PENDULUM, "algo": "mbpo", "agent": "fast", **SMALL_MODEL}),
 }

@@ -73,7 +73,7 @@ def run(algorithm: MBPO, num_updates: int) -> list[dict[str, float]]:
 
 
 def test_fast_agents_learn_from_sums_of_real_rewards_and_the_model_from_single_ones() -> None:
-    algorithm = make(agent="fastsac", num_return_steps=3, gamma=0.5)
+    algorithm = make(agent="fast", num_return_steps=3, gamma=0.5)
     steps = segment(4)
     steps.reward[:, 0] = 1, 2, 3, 4
     steps.terminated[:] = False
@@ -89,20 +89,20 @@ def test_fast_agents_learn_from_sums_of_real_rewards_and_the_model_from_single_o
 
 
 def test_fast_agents_are_fast_sacs_and_torch_computes_their_gradients() -> None:
-    config = MBPOConfig(agent="fastsac")
+    config = MBPOConfig(agent="fast")
     assert MBPO.traits.computed_by is not None
     assert MBPO.traits.computed_by(config, "cpu") == "torch"
     assert MBPO.traits.computed_by(MBPOConfig(), "cpu") == "numpy"
     assert MBPO.traits.learner_note is not None
     assert MBPO.traits.learner_note(config, "cuda").endswith("torch learner")
-    assert isinstance(make(agent="fastsac").agent.soft_steps, LargeBatchSteps)
+    assert isinstance(make(agent="fast").agent.soft_steps, LargeBatchSteps)
     assert isinstance(make().agent.soft_steps, FastSoftSteps)
-    with pytest.raises(UserError, match="--learner fast has no gradients of --agent fastsac"):
-        MBPOConfig(agent="fastsac", learner="fast")
+    with pytest.raises(UserError, match="--learner fast has no gradients of --agent fast"):
+        MBPOConfig(agent="fast", learner="fast")
 
 
 def test_without_sums_a_fast_agent_shares_the_models_buffer() -> None:
-    algorithm = make(agent="fastsac", num_return_steps=1)
+    algorithm = make(agent="fast", num_return_steps=1)
     assert algorithm.agent_buffer is algorithm.real_buffer
     assert np.isfinite(run(algorithm, 3)[-1]["critic_loss"])
 
@@ -111,7 +111,7 @@ def test_several_learners_do_not_share_sums_of_rewards() -> None:
     class TwoLearners(SingleLearner):
         count = 2
 
-    settings: dict[str, Any] = {**SMALL, "agent": "fastsac", "stages": "in-turn", "acceleration": "none"}
+    settings: dict[str, Any] = {**SMALL, "agent": "fast", "stages": "in-turn", "acceleration": "none"}
     with pytest.raises(UserError, match="give --num-return-steps 1"):
         MBPO(ENV, MBPOConfig(**settings), 0, "cpu", False, TwoLearners())
 

@@ -127,7 +127,7 @@ class MBPO(OffPolicy):
         )
 
     def _make_agent(self, seed: int) -> SoftAgent:
-        make = make_fast_agent if self.config.agent == "fastsac" else SoftAgent
+        make = make_fast_agent if self.config.agent == "fast" else SoftAgent
         return make(self.spec, self.config, seed, self.device, self._learner_group)
 
     def observe(self, segments: Sequence[AnySegment]) -> None:

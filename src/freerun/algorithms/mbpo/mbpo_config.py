@@ -89,11 +89,11 @@ class MBPOConfig(DynamicsConfig):
     at least the steps of one update)."""
     real_share: float = 0.05
     """Share of real steps in each of the agent's batches; the others are the model's."""
-    agent: Literal["sac", "fastsac"] = "sac"
-    """Who learns: sac is the paper's. fastsac learns tasks of many short steps sooner: its critics have layer norm, the
-    mean of both counts, and the next rewards of a real step are summed up (docs/fastsac.md)."""
+    agent: Literal["soft", "fast"] = "soft"
+    """Who learns: soft is SAC's agent, as in the paper; fast is fast SAC's, for tasks of many short steps. Its critics have
+    layer norm, the mean of both counts, and the next rewards of a real step are summed up."""
     num_return_steps: int = 3
-    """With --agent fastsac: rewards of a real step and of those after it that are summed up before the value of an
+    """With --agent fast: rewards of a real step and of those after it that are summed up before the value of an
     observation stands for the rest. Steps of the model have one."""
     stages: Literal["auto", "in-turn", "concurrent"] = "auto"
     """Train the model, roll it out and train the agent in turn or at the same time (auto: as the mode does with
@@ -110,8 +110,8 @@ class MBPOConfig(DynamicsConfig):
             raise UserError("--rollout-growth must be two rising numbers of steps")
         if not 0 <= self.real_share <= 1:
             raise UserError(f"--real-share must lie between 0 and 1, not {self.real_share}")
-        if self.agent == "fastsac" and self.learner in ("fast", "numpy"):
-            raise UserError(f"--learner {self.learner} has no gradients of --agent fastsac: leave one of the two out")
+        if self.agent == "fast" and self.learner in ("fast", "numpy"):
+            raise UserError(f"--learner {self.learner} has no gradients of --agent fast: leave one of the two out")
 
     @property
     def num_model_steps_kept(self) -> int:
@@ -123,7 +123,7 @@ class MBPOConfig(DynamicsConfig):
     @property
     def sums_up_rewards(self) -> bool:
         """True if the agent learns from other rows of real steps than the model does."""
-        return self.agent == "fastsac" and self.num_return_steps > 1
+        return self.agent == "fast" and self.num_return_steps > 1
 
     def length_at(self, num_steps: int) -> int:
         """The length of model rollouts after this many real steps, of which the first are exploration."""
@@ -139,7 +139,7 @@ class MBPOConfig(DynamicsConfig):
 
 def with_learner(config: MBPOConfig) -> MBPOConfig:
     """Return the settings with who computes gradients: those of fast SAC's agent are not written out."""
-    return replace(config, learner="torch") if config.agent == "fastsac" else config
+    return replace(config, learner="torch") if config.agent == "fast" else config
 
 
 def scaled_defaults(config: MBPOConfig, scale: RunScale) -> dict[str, Any]:
