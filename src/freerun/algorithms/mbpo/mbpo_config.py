@@ -90,8 +90,8 @@ class MBPOConfig(DynamicsConfig):
     real_share: float = 0.05
     """Share of real steps in each of the agent's batches; the others are the model's."""
     agent: Literal["soft", "fast"] = "soft"
-    """Who learns: soft is SAC's agent, as in the paper; fast is fast SAC's, for tasks of many short steps. Its critics have
-    layer norm, the mean of both counts, and the next rewards of a real step are summed up."""
+    """Who learns: soft is SAC's agent, as in the paper; fast is fast SAC's, for tasks of many short steps. Its critics
+    have layer norm, the mean of both counts, and the next rewards of a real step are summed up."""
     num_return_steps: int = 3
     """With --agent fast: rewards of a real step and of those after it that are summed up before the value of an
     observation stands for the rest. Steps of the model have one."""
