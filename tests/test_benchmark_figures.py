@@ -132,7 +132,8 @@ def test_every_picture_shows_the_results_beside_it() -> None:
 @pytest.mark.parametrize("name", catalogue.BENCHMARKS)
 def test_the_sources_of_a_benchmark_exist(name: str) -> None:
     benchmark = catalogue.BENCHMARKS[name]
-    assert all((ROOT / source).exists() for source in (f"benchmarks/{name}.py", *benchmark.sources))
+    of_algorithms = (source for sources in benchmark.algorithms.values() for source in sources)
+    assert all((ROOT / source).exists() for source in (f"benchmarks/{name}.py", *benchmark.sources, *of_algorithms))
 
 
 def test_only_lines_that_compute_count_in_a_fingerprint() -> None:
@@ -187,6 +188,17 @@ def test_rows_of_other_systems_do_not_age_with_freerun() -> None:
     assert not [source for source in theirs if source.startswith("src/freerun/")]
     # A name within another one is another system.
     assert catalogue.sources_of(path, "freerun, as MaskablePPO") == ours
+
+
+def test_a_row_depends_on_its_own_algorithm_alone() -> None:
+    rows = ("hover, ppo, cuda", "explore, fastsac, 512 drones by trials, cuda", "explore, mbpo by trials, cuda")
+    ppo, fastsac, mbpo = (catalogue.sources_of(Path("drone_learning.json"), row) for row in rows)
+    folders = [f"src/freerun/algorithms/{name}" for name in ("fastsac", "mbpo")]
+    assert [folder in ppo for folder in folders] == [False, False]
+    assert [folder in fastsac for folder in folders] == [True, False]
+    assert [folder in mbpo for folder in folders] == [True, True]  # --agent fast
+    assert "src/freerun/algorithms/ppo/ppo.py" in ppo
+    assert {"benchmarks/drone_learning.py", "src/freerun_envs/drone_sim.py"} <= set(ppo) & set(fastsac) & set(mbpo)
 
 
 def test_rows_of_a_cpu_do_not_age_with_what_runs_on_gpus_alone() -> None:
